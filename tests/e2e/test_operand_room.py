@@ -307,6 +307,40 @@ def test_views_of_a_part_with_other_lengths(device):
                 assert_matches(mine, theirs)
 
 
+def operand_viewed(x: Tensor, y: Tensor):
+    v = y + 1.0
+    r = torch.softmax(v.view(-1, v.size(-1)) * 0.5, -1) + 1.0
+    return torch.matmul(torch.sigmoid(x), v) * 2.0, r
+
+
+def result_viewed(x: Tensor, y: Tensor):
+    s = torch.matmul(y * 0.5, torch.tanh(y).transpose(-2, -1))
+    p = torch.softmax(s.view(s.size(0), -1), -1)
+    return torch.matmul(p.view(s.size(0), s.size(1), s.size(2)), torch.sigmoid(y)), p * 2.0
+
+
+@pytest.mark.parametrize("program", [operand_viewed, result_viewed], ids=lambda f: f.__name__)
+def test_what_is_kept_may_be_viewed_in_the_backward(device, program):
+    """There it is the softmax that is computed again."""
+    generator = torch.Generator().manual_seed(9)
+    sizes = (3, 47, 47), (3, 47, 23)
+    x, y = (torch.randn(s, generator=generator).to(device, torch.bfloat16) for s in sizes)
+    y.requires_grad_()
+
+    def step(function):
+        y.grad = None
+        a, b = function(x, y)
+        (a.float().square().sum() + b.float().square().sum()).backward()
+        return a.detach(), b.detach(), y.grad
+
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(6):
+            got = step(scripted)
+    for mine, theirs in zip(got, step(program), strict=True):
+        assert_matches(mine, theirs, ops=2)
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_an_operand_that_is_viewed_as_one_row(device, gradients):
     """Its other readers read it without gaps, also where it is kept for the backward."""

@@ -149,9 +149,9 @@ def _room_behind(
         number = constant_before(graph, maker, dim)
         room = graph.create(WITH_ROOM, [source, number], 1).insertAfter(maker).output()
         room.setType(source.type().contiguous())
-        if source.unique() != value.unique():
+        if source.unique() != value.unique() and not _is_reshaped(source):
             _return_instead(value, room)
-        if inside:
+        if inside and not _is_reshaped(source):
             _return_instead(source, room)
         made[key] = room
     return made[key]
@@ -164,6 +164,16 @@ def _return_instead(value: Value, room: Value) -> None:
             use.user.replaceInput(use.offset, room)
     if not value.node().hasUses():
         value.node().destroy()
+
+
+def _is_reshaped(value: Value) -> bool:
+    """Whether the graph has a view of the value as other dims, perhaps behind other views and casts. If it is
+    kept, the backward may have that view as well, which would raise where memory has gaps."""
+    for node in (use.user for use in value.uses()):
+        found = row_of(node)
+        if found is not None and (found[0].reshapes or (_hands_on(node) and _is_reshaped(node.output()))):
+            return True
+    return False
 
 
 def _choose_kind(graph: Graph, node: Node, effects: Effects) -> None:
@@ -200,7 +210,7 @@ def _may_be_part(result: Value, returned: bool, effects: Effects, views: list[No
     for use in result.uses():
         node = use.user
         if node.kind() == "prim::Return":
-            if not returned:
+            if not returned or _is_reshaped(result):
                 return False
         elif _hands_on(node):
             views += [node] if node.kind() == _VIEW else []
