@@ -364,6 +364,22 @@ def test_an_operand_that_is_viewed_as_one_row(device, gradients):
         assert_matches(got, eager, ops=2)
 
 
+def test_a_write_to_what_a_kept_operand_is_a_view_of_is_an_error(device):
+    def program(s: Tensor, v: Tensor):
+        p = torch.softmax(s * 0.5, -1)
+        o = torch.matmul(p.flatten(0, 1), (v + 1.0).flatten(0, 1))
+        p.add_(0.5)
+        return p, o
+
+    scripted = fresh(program)
+    s, v = (torch.randn(4, 1, *n, device=device).to(torch.float16) for n in ((22, 53), (53, 16)))
+    with tsfuser.fuser():
+        for function in (program, *[scripted] * 5):
+            p, o = function(s, v.requires_grad_())
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                (p.float().sum() + o.float().square().sum()).backward()
+
+
 def test_a_kept_operand_that_gets_other_memory_has_no_room(device):
     """Hooks of saved tensors may put what they like into the place of one."""
 

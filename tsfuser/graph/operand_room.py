@@ -149,10 +149,11 @@ def _room_behind(
         number = constant_before(graph, maker, dim)
         room = graph.create(WITH_ROOM, [source, number], 1).insertAfter(maker).output()
         room.setType(source.type().contiguous())
-        if source.unique() != value.unique() and not _is_reshaped(source):
-            _return_instead(value, room)
-        if inside and not _is_reshaped(source):
-            _return_instead(source, room)
+        if not _is_reshaped(source):
+            if source.unique() != value.unique() and (inside or is_copied(source)):
+                _return_instead(value, room)
+            if inside:
+                _return_instead(source, room)
         made[key] = room
     return made[key]
 

@@ -173,7 +173,7 @@ def _keep_instead(work: Work) -> None:
 
 
 def _use_room(work: Work) -> None:
-    seen = work.saved.in_results()
+    seen = work.saved.in_results() | work.saved.exposed(range(work.saved.real))
     may_be_parts(work.saved.forward, lambda value: value.debugName() not in seen)
 
 
