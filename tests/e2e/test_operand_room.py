@@ -94,6 +94,25 @@ def test_gradients(device, dtype, t):
     assert set(made) == set(matmul_operands.PLAIN)
 
 
+def test_guards_let_gaps_pass_and_no_gradient_gets_lost(device):
+    """The graph was profiled without gaps and without gradients. No fallback is fused anew."""
+    scripted = fresh(attend)
+    with tsfuser.fuser(), no_fallback():
+        with passes.watching() as seen:
+            for _ in range(2):  # inference is fused in the second call
+                scripted(*tensors(device, torch.bfloat16))
+            fused = len(seen)
+            assert fused
+            for _ in range(3):
+                scripted(*tensors(device, torch.bfloat16))
+        assert len(seen) == fused
+        x, bias = tensors(device, torch.bfloat16, gradients=True)
+        out, gradients = train(scripted, (x, bias))
+    want, expected = train(attend, (x, bias), calls=1)
+    for mine, theirs in zip([out, *gradients], [want, *expected], strict=True):
+        assert_matches(mine, theirs, ops=2)
+
+
 LATER = [(3, 51, 48), (1, 64, 48), (3, 56, 96), (2, 7, 48), (2, 1, 48), (0, 5, 48), (1, 127, 48)]
 
 
@@ -403,17 +422,17 @@ def test_a_kept_operand_that_gets_other_memory_has_no_room(device):
         assert_matches(mine, theirs, ops=2)
 
 
-@pytest.mark.parametrize("first", ["k", "v"])
-def test_gradients_that_the_program_gets_are_eagers(device, first):
-    """The gradient of an input is the product itself."""
+@pytest.mark.parametrize("direct", [False, True])
+def test_gradients_that_the_program_gets_are_eagers(device, direct):
+    """The gradient of an input may be the product itself."""
 
-    def program(p: Tensor, v: Tensor):
+    def of_tanh(p: Tensor, v: Tensor):
         return torch.matmul(torch.softmax(p * 1.5, -1), torch.tanh(v)) * 2.0
 
-    def direct(p: Tensor, v: Tensor):
+    def of_input(p: Tensor, v: Tensor):
         return torch.matmul(torch.softmax(p * 1.5, -1), v) * 2.0
 
-    function = program if first == "k" else direct
+    function = of_input if direct else of_tanh
     generator = torch.Generator().manual_seed(6)
     sizes = (4, 33, 49), (4, 49, 16)
     inputs = [torch.randn(s, generator=generator).to(device, torch.bfloat16).requires_grad_() for s in sizes]

@@ -26,6 +26,7 @@ from .matmul_operands import (
     GRADIENTS,
     OF_ROOM,
     PACKED,
+    PLAIN,
     PRODUCT,
     WITH_ROOM,
     are_batches,
@@ -82,6 +83,14 @@ def may_be_parts(graph: Graph, is_inside: Callable[[Value], bool]) -> None:
         values = zip((_RESULT, *_OPERANDS), (node.output(), *inputs(node)))
         for name in (name for name, value in values if is_inside(value) and is_inside(_source(value))):
             node.i_(name, 1)
+
+
+def may_have_gaps(graph: Graph, value: Value) -> bool:
+    """Whether a product of the graph may have made the tensor a part, or it may be kept with room: then
+    it was profiled without gaps, and has some in later calls."""
+    if not _is_narrow_batch(value) or not any(map(_wants_room, shape(value)[0][-2:])):
+        return False
+    return any(graph.findNode(kind, True) is not None for kind in PLAIN)
 
 
 def _is_uneven(node: Node) -> bool:

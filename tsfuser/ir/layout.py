@@ -88,8 +88,8 @@ def packed(call: Call, layout: Layout) -> Layout:
 
 def with_room(call: Call, layout: Layout, dim: int) -> Layout:
     """`layout`, which `packed` has made, with room for whole accesses behind dim `dim`, one of the last two,
-    unless that would be many zeros.
-    If that is the outer one of these in memory, the zeros lie behind each matrix, else behind each row."""
+    unless that would be many zeros. If that dim is the outer one of the two in memory, the zeros lie behind
+    each matrix, else behind each row."""
     rank, size = len(layout.sizes), layout.sizes[dim]
     dim %= rank
     wide = sz.ceildiv(size, WHOLE_ACCESS) * WHOLE_ACCESS

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 
+from ...graph.operand_room import may_have_gaps
 from ...graph.rows import is_unguarded
 from ...graph.wrapper import (
     CONSTANT,
@@ -24,6 +25,7 @@ from ...graph.wrapper import (
     GUARD,
     Graph,
     Node,
+    Value,
     facts,
     graph_inputs,
     inputs,
@@ -49,7 +51,7 @@ def guard(graph: Graph, group: Node) -> str | None:
         if not facts(v.type()).known:
             return f"the dtype, device or rank of %{v.debugName()} is unknown"
     check = graph.create(GUARD, tensors, 1)
-    check.tys_("types", [v.type() for v in tensors])
+    check.tys_("types", [_guarded(graph, v) for v in tensors])
     check.i_("patterns", PATTERNS)
     check.output().setType(_BOOL)
     check.insertBefore(group)
@@ -67,6 +69,20 @@ def guard(graph: Graph, group: Node) -> str | None:
         fused.registerOutput(inner)
         unfused.registerOutput(other)
     return None
+
+
+def _guarded(graph: Graph, value: Value):
+    """The type that the guard asks for: of a tensor that may have gaps in later calls, that of one with the
+    same order of dims in memory and with gaps, which one without agrees with as well."""
+    own = value.type()
+    if not may_have_gaps(graph, value):
+        return own
+    from_inner = sorted(range(own.dim()), key=lambda d: (own.strides()[d], -d))
+    strides = [2 * 3 ** from_inner.index(d) for d in range(own.dim())]
+    gapped = torch.empty_strided((2,) * own.dim(), strides, dtype=own.dtype(), device="meta")
+    gapped.requires_grad_(bool(own.requires_grad()))
+    made = torch._C.TensorType.create_from_tensor(gapped)
+    return made.with_sizes([None] * own.dim()).with_device(own.device())
 
 
 def _fallback(graph: Graph, group: Node) -> Node:
