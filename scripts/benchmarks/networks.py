@@ -30,7 +30,9 @@ from .report import Result
 from .timing import CUDA
 
 COMPARED = ("eager", "nnc", "compile", "tsfuser")
+GRAPHED = ("eager", "compile", "tsfuser")  # those that can run as CUDA graphs
 WARM_UP, MOST = 240, 40  # seconds for a process, in which it compiles and in which it measures
+GRAPHS_AT_ONCE = 4  # processes: what a graph uses stays allocated
 _CHILD = Path(__file__).with_name("networks_child.py")
 _ORDER = ("warm-up s", "its", "gpu us", "kernels", "error")
 
@@ -122,10 +124,11 @@ NETWORKS = {
 }
 
 
-def measure(names, peers, large, deadline):
-    """Results, as they come, of those networks whose packages are installed; `peers` are of COMPARED."""
+def measure(names, peers, large, deadline, graphs=False):
+    """Results, as they come, of those networks whose packages are installed; `peers` are of COMPARED.
+    `graphs`: each peer runs as a CUDA graph."""
     orders = [
-        {"network": name, "training": training, "large": large, "peers": list(peers)}
+        {"network": name, "training": training, "large": large, "peers": list(peers), "graphs": graphs}
         for name in names
         for training in (False, True)
         if NETWORKS[name].installed()
@@ -133,6 +136,8 @@ def measure(names, peers, large, deadline):
     # inductor starts as many compilers in each process as there are cores
     alone = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     side_by_side = max(1, (os.cpu_count() or 1) if CUDA else 1)
+    if graphs:
+        side_by_side = min(side_by_side, GRAPHS_AT_ONCE)
     while orders:
         some, orders = orders[:side_by_side], orders[side_by_side:]
         children = [Child(_CHILD, alone) for _ in some]
@@ -171,6 +176,7 @@ def _result(order):
     shape = list(network.example(large, network.sizes[large])[0].shape)
     details = ["traced" if network.traced else "scripted", training]
     details += ["bfloat16 autocast" if CUDA else "float32"] + ["channels last"] * network.channels_last
+    details += ["CUDA graphs"] * order["graphs"]
     title = ", ".join([network.title, str(shape), *details])
     cells = {peer: {} for peer in order["peers"]}
     return Result(f"{order['network']} {training}", title, "its", cells=cells)

@@ -1,8 +1,8 @@
 """One network with all peers, in TorchScript or torch.compile, in a process of its own.
 
-In: a line of JSON on stdin: which `network` (networks.py), `training`, `large`, `peers`; then any line, when
-it is this process's turn to measure. Out: a line of JSON for each thing that was found.
-Between the two it tells that it is ready. Example:
+In: a line of JSON on stdin: which `network` (networks.py), `training`, `large`, `peers`, `graphs` (each peer
+as a CUDA graph); then any line, when it is this process's turn to measure. Out: a line of JSON for each thing
+that was found. Between the two it tells that it is ready. Example:
 
     {"peer": "tsfuser", "warm-up s": 3.1}
     {"ready": true}
@@ -10,6 +10,7 @@ Between the two it tells that it is ready. Example:
 """
 
 import copy
+import functools
 import json
 import statistics
 import sys
@@ -37,6 +38,7 @@ class Subject:
     def __init__(self, order):
         torch.manual_seed(0)
         self.network, large, self.training = NETWORKS[order["network"]], order["large"], order["training"]
+        self.graphs = order["graphs"]
         self.inputs = [x.to(DEVICE) for x in self.network.example(large, self.network.sizes[large])]
         self.module = self.network.make(large).to(DEVICE).train(self.training)
         if self.network.channels_last:
@@ -47,10 +49,19 @@ class Subject:
 
     def prepared(self, peer, module):
         """The module as the peer runs it."""
-        if peer == "eager":
-            return module
         if peer == "compile":
-            return torch.compile(module)
+            return torch.compile(module, mode="reduce-overhead" if self.graphs else None)
+        run = module if peer == "eager" else self.scripted(module)
+        return self.graphed(run, module) if self.graphs else run
+
+    def graphed(self, run, module):
+        """`run` as CUDA graphs, of the forward and of the backward."""
+        module = _Autocasting(run, module)
+        with torch.set_grad_enabled(self.training):
+            return torch.cuda.make_graphed_callables(module, tuple(self.inputs), num_warmup_iters=STEPS)
+
+    def scripted(self, module):
+        """The module in TorchScript."""
         # else it shares what was compiled for the last one of its class
         torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
         if not self.network.traced:
@@ -75,7 +86,8 @@ class Subject:
         module, inputs = copy.deepcopy(self.module).to(dtype), self.inputs
         if dtype is not None:
             inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
-        run = self.prepared(peer, module)
+        run = module if dtype is not None else self.prepared(peer, module)
+        parameters = list(module.parameters())
 
         def forward():
             with autocast(enabled=CUDA and dtype is None):
@@ -86,10 +98,11 @@ class Subject:
                 return [forward()]
 
         def training():
-            module.zero_grad(set_to_none=True)
+            for parameter in parameters:
+                parameter.grad = None
             out = forward()
             out.backward(self.gradient(out))
-            return [out.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+            return [out.detach(), *(p.grad for p in parameters if p.grad is not None)]
 
         return training if self.training else inference
 
@@ -100,6 +113,19 @@ class Subject:
             drawn = torch.randn(out.shape, generator=generator, device=DEVICE)
             self.gradients[out.dtype] = drawn.to(out.dtype)
         return self.gradients[out.dtype]
+
+
+class _Autocasting(torch.nn.Module):
+    """`run` under autocast, which keeps no casts: those of a capture would belong to its graph. `module` has
+    the parameters."""
+
+    def __init__(self, run, module):
+        super().__init__()
+        self.run, self.module = run, module
+
+    def forward(self, *inputs):
+        with autocast(cache_enabled=False):
+            return self.run(*inputs)
 
 
 def autocast(enabled=CUDA, **settings):
@@ -118,11 +144,16 @@ def warmed(subject, peers):
     steps = {}
     for peer in peers:
         with telling_errors(peer=peer), PEERS[peer].context():
-            step = subject.step(peer)
-            took, _ = seconds(lambda: [step() for _ in range(STEPS)] and None)
-            steps[peer] = step
+            took, steps[peer] = seconds(functools.partial(_warm, subject, peer))
             tell({"peer": peer, "warm-up s": took})
     return steps
+
+
+def _warm(subject, peer):
+    step = subject.step(peer)
+    for _ in range(STEPS):
+        step()
+    return step
 
 
 def compared(subject, steps):

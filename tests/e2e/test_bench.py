@@ -32,6 +32,8 @@ from benchmarks.blocks import BLOCKS, SHAPE
 from benchmarks.kernels import FAMILIES
 from benchmarks.peers import PEERS, available
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 
 def run(script, *arguments):
     """Of the figures only that they are there is tested, so the kernels need not be fast."""
@@ -125,6 +127,11 @@ def test_unknown_names_are_refused():
     for arguments in (("--only", "timm_vit"), ("--peers", "eager,nobody")):  # the first is --compile's
         done = run("bench", *arguments)
         assert done.returncode == 2 and "not one of" in done.stderr
+
+
+def test_graphs_are_of_networks_only():
+    done = run("bench", "--graphs", "--quick")
+    assert done.returncode == 2 and "--graphs needs --networks" in done.stderr
 
 
 def test_bytes_of_the_block_are_those_of_its_tensors():
@@ -294,8 +301,10 @@ def test_networks_warm_up_side_by_side_and_measure_in_turn(tmp_path, monkeypatch
     assert "1.500 of eager's, inference, 1 networks" in networks.summary([inference, training])
 
 
-def test_a_whole_network_is_measured(capsys, monkeypatch):
+@pytest.mark.parametrize("graphs", [False, pytest.param(True, marks=NEEDS_CUDA)])
+def test_a_whole_network_is_measured(capsys, monkeypatch, graphs):
     order = {"network": "encoder_stack", "training": True, "large": False, "peers": ["eager", "tsfuser"]}
+    order["graphs"] = graphs
     lines = io.StringIO("\n".join(map(json.dumps, (order, {"seconds": 60}))))
     monkeypatch.setattr(sys, "stdin", lines)
     types = torch.jit._recursive.concrete_type_store
