@@ -5,14 +5,13 @@ import copy
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 import torch.nn.functional as F
 
 import tsfuser
 from kit.support import assert_matches, counted, no_fallback
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 
 
 class Block(torch.nn.Module):
@@ -52,7 +51,7 @@ class Autocasting(torch.nn.Module):
         self.run = run
 
     def forward(self, x):
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
             return self.run(x)
 
 
@@ -67,7 +66,8 @@ def fused_only():
     torch.manual_seed(11)
     with no_fallback(), tsfuser.fuser():
         yield
-    torch.cuda.synchronize()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def step(module, x, gradient):
@@ -84,12 +84,32 @@ def graphed(module, x, **options):
 
 
 def inputs():
-    return torch.randn(96, 48, device="cuda"), torch.randn(96, 48, device="cuda")
+    return torch.randn(96, 48, device=DEVICE), torch.randn(96, 48, device=DEVICE)
 
 
+@pytest.mark.parametrize("make, steps", [(lambda: Block(48, 0.25), 3), (lambda: Branching(48), 5)])
+@pytest.mark.parametrize("with_autocast", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_recorded_is_fused(make, steps, with_autocast, training):
+    """As many steps as the guide says are enough: the next one launches what all later ones do."""
+    module = scripted(make().to(DEVICE).train(training))
+    module = Autocasting(module) if with_autocast else module
+    x, gradient = inputs()
+    launches = []
+    for _ in range(steps + 4):
+        with counted() as rise, torch.set_grad_enabled(training):
+            out = module(x.detach().requires_grad_(training))
+            if training:
+                torch.autograd.grad(out, tuple(module.parameters()), gradient.to(out.dtype))
+        launches.append(rise["launches"])
+        assert rise["fallbacks"] == {}
+    assert set(launches[steps:]) == {launches[-1]} and launches[-1] > 0
+
+
+@needs_cuda
 def test_a_replay_gives_what_a_direct_call_gives():
     """With as many steps before the capture as torch takes by itself."""
-    module = Block(48, 0.0).cuda()
+    module = Block(48, 0.0).to(DEVICE)
     other = copy.deepcopy(module)
     x, gradient = inputs()
     with counted() as rise:
@@ -107,6 +127,7 @@ def test_a_replay_gives_what_a_direct_call_gives():
             assert_matches(dict(module.named_buffers())[name], value, ops=20)
 
 
+@needs_cuda
 @pytest.mark.parametrize("make", [lambda: Block(48, 0.25), lambda: Branching(48)])
 def test_kernels_of_a_replay_are_those_of_a_direct_call(make):
     def names(call):
@@ -117,7 +138,7 @@ def test_kernels_of_a_replay_are_those_of_a_direct_call(make):
             torch.cuda.synchronize()
         return sorted(e.name for e in profile.events() if e.name.startswith("fused_"))
 
-    module = make().cuda()
+    module = make().to(DEVICE)
     x, gradient = inputs()
     plain = scripted(module)
     for _ in range(8):
@@ -127,6 +148,7 @@ def test_kernels_of_a_replay_are_those_of_a_direct_call(make):
     assert direct and names(lambda: step(replayed, x, gradient)) == direct
 
 
+@needs_cuda
 def test_dropout_in_a_replay():
     """Each replay draws a mask of its own, which its backward uses, too."""
 
@@ -138,8 +160,8 @@ def test_dropout_in_a_replay():
         def forward(self, x):
             return F.dropout(torch.relu(x) * self.scale, 0.5, self.training)
 
-    module = Dropped().cuda()
-    x = torch.rand(512, 64, device="cuda") + 1.0
+    module = Dropped().to(DEVICE)
+    x = torch.rand(512, 64, device=DEVICE) + 1.0
     replayed = graphed(scripted(module), x)
     masks = []
     for _ in range(3):
@@ -153,8 +175,9 @@ def test_dropout_in_a_replay():
     assert not torch.equal(masks[0], masks[1]) and not torch.equal(masks[1], masks[2])
 
 
+@needs_cuda
 def test_under_autocast():
-    module = Block(48, 0.0).cuda()
+    module = Block(48, 0.0).to(DEVICE)
     other = Autocasting(copy.deepcopy(module))
     exact = copy.deepcopy(module).double()
     x, gradient = inputs()
@@ -169,23 +192,25 @@ def test_under_autocast():
         assert off <= 2 * eagers + 1e-6
 
 
+@needs_cuda
 def test_evaluation_calls_the_module_with_any_shape():
-    module = Block(48, 0.25).cuda()
+    module = Block(48, 0.25).to(DEVICE)
     x, _ = inputs()
     replayed = graphed(scripted(module), x).eval()
     with torch.no_grad():
         for _ in range(3):
             replayed(x)
         for rows in (7, 200, 33):
-            x = torch.randn(rows, 48, device="cuda")
+            x = torch.randn(rows, 48, device=DEVICE)
             with counted() as rise:
                 out = replayed(x)
             assert rise["launches"] > 0
             assert_matches(out, module(x), ops=50)
 
 
+@needs_cuda
 def test_a_replay_of_inference():
-    module = Block(48, 0.25).cuda().eval()
+    module = Block(48, 0.25).to(DEVICE).eval()
     x, _ = inputs()
     with torch.no_grad():
         replayed = torch.cuda.make_graphed_callables(scripted(module), (x.clone(),))
