@@ -2,13 +2,15 @@
 formulas hand on a gradient of floats."""
 
 import contextlib
+from typing import Optional
 
 import pytest
 import torch
+from torch import Tensor
 
 import tsfuser
 from kit.opsweep import plain
-from kit.support import all_graphs, assert_matches, no_fallback, script, train
+from kit.support import all_graphs, assert_matches, fresh, no_fallback, script, train
 
 pytestmark = pytest.mark.graphs
 
@@ -73,6 +75,36 @@ def test_a_gradient_that_is_wider_than_its_result(device, dtype):
         lines.append(f"y = y + {('{}', 'torch.tanh({})', '({} * 0.5)')[k % 3].format(result)} * c")
     eager, scripted = functions(*lines, "return y")
     check(eager, scripted, operands(device, dtype), dtype)
+
+
+@pytest.mark.parametrize("wanted", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_a_softmax_in_another_dtype(device, op, dtype, wanted):
+    """Autodiff's formula asks for the gradient in the operand's dtype, which torch's op refuses."""
+    eager, scripted = functions(
+        f"y = torch.{op}(x * 0.5 + w[0], 1, dtype={wanted})",
+        f"z = torch.{op}(torch.tanh(x).unsqueeze(0), -1, {wanted}).to(x.dtype)",
+        "return y * c + z.squeeze(0) * w",
+    )
+    check(eager, scripted, operands(device, dtype), max(dtype, wanted, key=lambda d: torch.finfo(d).eps))
+
+
+def softmax_in(x: Tensor, w: Tensor, wanted: Optional[torch.dtype]):
+    return torch.softmax(torch.tanh(x * w), 1, wanted) * 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("wanted", [None, torch.float32, torch.float64])
+def test_a_softmax_whose_dtype_is_an_argument(device, dtype, wanted):
+    scripted = fresh(softmax_in)
+    x, w, _ = operands(device, dtype)
+    true = torch.autograd.grad(softmax_in(x, w, wanted)[:, 1].sum(), (x, w))
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            found = torch.autograd.grad(scripted(x, w, wanted)[:, 1].sum(), (x, w))
+            for mine, theirs in zip(found, true):
+                assert_matches(mine, theirs, ops=8)
 
 
 def test_a_gradient_that_surely_has_its_dtype_is_not_cast(device):

@@ -48,7 +48,15 @@ def mixed(x: Tensor, w: Tensor):
     return (h * w.to(torch.bfloat16)).float() * torch.exp(h.float() * 0.25)
 
 
-PROGRAMS = [rms_norm, gated, centred, mixed, cast_norm]
+def wide_softmax(x: Tensor, w: Tensor):
+    return torch.softmax(x * 0.5 + w, -1, dtype=torch.float32) * 2.0
+
+
+def softmax_of_wide(x: Tensor, w: Tensor):
+    return torch.softmax((x * 0.5 + w).to(torch.float32), -1) * 2.0
+
+
+PROGRAMS = [rms_norm, gated, centred, mixed, cast_norm, wide_softmax, softmax_of_wide]
 
 
 def operands(device, sizes=(7, 65)):
@@ -67,7 +75,7 @@ def forward_tensors(scripted, x, w):
         n.g("Subgraph")
         for o in seen
         for n in o.graph.findAllNodes(GROUP, True)
-        if "exp" in str(n.g("Subgraph")) or "rsqrt" in str(n.g("Subgraph")) or "gelu(" in str(n.g("Subgraph"))
+        if any(word in str(n.g("Subgraph")) for word in ("exp", "rsqrt", "gelu(", "softmax("))
     ][:1]
     return sum(
         v.type().kind() == "TensorType" and v.type().sizes() == list(x.shape) for v in subgraph.outputs()
@@ -107,6 +115,14 @@ def test_a_product_of_what_is_kept_is_not_stored(device):
 def test_what_is_asked_for_its_device_is_not_stored(device):
     """As autodiff's formula for `to` asks the operand: stored are x + 1 and the result."""
     assert forward_tensors(fresh(cast_norm), *operands(device)) == 2
+
+
+@pytest.mark.parametrize("program", [wide_softmax, softmax_of_wide])
+def test_what_nothing_reads_any_more_is_not_stored(device, program):
+    """Autodiff's formulas ask the operand of softmax, or of the cast, for its dtype: stored are softmax and
+    the result."""
+    narrow = [t.detach().to(torch.bfloat16).requires_grad_() for t in operands(device)]
+    assert forward_tensors(fresh(program), *narrow) == 2
 
 
 def test_a_result_of_the_program_is_kept_once(device):

@@ -20,6 +20,7 @@ that. Order of `STEPS`, and why:
   read_rows
   multiply_at_once
   save_operands
+  cast_first
   cast_in_place
   invert_orders
   leave_dividends
@@ -136,6 +137,10 @@ def _save_operands(work: Work) -> None:
     work.saved = save_operands(work.saved, work.written)
 
 
+def _cast_first(work: Work) -> None:
+    work.saved = formulas.cast_first(work.saved)
+
+
 def _save_stand_ins(work: Work) -> None:
     work.saved = save_stand_ins(work.saved)
 
@@ -213,6 +218,7 @@ STEPS = (
     _on_saved(formulas.read_rows),
     _on_saved(formulas.multiply_at_once),
     Pass("save_operands", _save_operands),
+    Pass("cast_first", _cast_first),
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),
     _on_saved(formulas.leave_dividends),

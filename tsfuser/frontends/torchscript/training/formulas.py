@@ -21,6 +21,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
   - multiply_at_once: the gradients of `matmul` are functions with a branch for each number of dims. They
     become one op each, as do those of `mm` and `bmm`. Its result has the layout of the operand whose gradient
     it is, where both operands get one and the program cannot tell.
+  - cast_first: the gradient of `softmax(x, dim, dtype)` is asked for in the dtype of x, which torch's op
+    refuses, or does not give. The forward becomes `softmax(x.to(dtype), dim)`, as in eager.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -68,8 +70,11 @@ from ....graph.wrapper import (
 from ....ops import table, unsupported
 from .saved import SavedValues, asks_for_dtype
 
-_SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
-
+#: Ops whose last operand may be a dtype -> their derivatives, whose operand 1 is the result, and 3 a dtype.
+_SOFTMAX = {
+    "aten::softmax": "aten::_softmax_backward_data",
+    "aten::log_softmax": "aten::_log_softmax_backward_data",
+}
 
 #: comparison of autodiff's formula -> the op, and the comparison by which an operand loses
 _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
@@ -247,6 +252,52 @@ def _is_product(derivative: Node, result: int) -> bool:
     while node.kind() in _ON_TOP:
         node = node.inputsAt(0).node()
     return node.kind() in _PRODUCTS
+
+
+def cast_first(saved: SavedValues) -> SavedValues:
+    """Of `softmax` and `log_softmax` with a dtype. `saved`, where the forward also keeps the operands'
+    dtypes."""
+    stands_for = _stands_for(saved)
+    for name, kind in _SOFTMAX.items():
+        for whole, block in _derivatives(saved, name):
+            for derivative in nodes_of(block, (kind,)):
+                value = stands_for.get(derivative.inputsAt(1).debugName())
+                if value is not None and value.node().kind() == name and _has_dtype(value.node()):
+                    saved = _cast_first(saved, value.node(), whole, derivative)
+    return saved
+
+
+def _has_dtype(softmax: Node) -> bool:
+    return softmax.inputsAt(2).type().kind() != "NoneType"
+
+
+def _cast_first(saved: SavedValues, softmax: Node, whole: Node, derivative: Node) -> SavedValues:
+    """Of one softmax, whose `derivative` stands in `whole`, a `prim::GradOf`."""
+    forward, backward = saved.forward, saved.backward
+    operand, dtype = softmax.inputsAt(0), softmax.inputsAt(2)
+    no, nothing = constant_before(forward, softmax, False), constant_before(forward, softmax, None)
+    dtype_of_operand = insert(forward, softmax, "prim::dtype", [operand]).output()
+    dtype_of_operand.setType(torch._C.IntType.get())
+    softmax.replaceInput(0, insert(forward, softmax, "aten::to", [operand, dtype, no, no]).output())
+    softmax.replaceInput(2, nothing)
+    saved, wanted = saved.keeping(dtype_of_operand)
+
+    asked = derivative.inputsAt(3).node()
+    has = _insert(saved, derivative, "prim::dtype", [derivative.inputsAt(1)])
+    has.setType(torch._C.IntType.get())
+    derivative.replaceInput(3, has)
+    if not use_count(asked.output()):
+        asked.destroy()
+    gradient = whole.output()
+    cast = backward.create("prim::GradOf", [gradient], 1)
+    cast.s_("name", "aten::to")
+    cast.insertAfter(whole)
+    gradient.replaceAllUsesAfterNodeWith(cast, cast.output())
+    block = cast.addBlock()
+    end = block.returnNode()
+    no, nothing = constant_before(backward, end, False), constant_before(backward, end, None)
+    block.registerOutput(_insert(saved, end, "aten::to", [gradient, wanted, no, no, nothing]))
+    return saved
 
 
 def cast_in_place(saved: SavedValues) -> None:

@@ -109,8 +109,8 @@ class _Choice:
         for node, value in kept:
             if self._stays(node, value):
                 self._keep(value)
-            else:
-                may_go.append((node, value))
+            elif any(use_count(argument) for _, argument in self.places[value.debugName()]):
+                may_go.append((node, value))  # else nothing keeps it
         # First the operands of casts. In `a = h * 0.5; y = tanh(h.float()) * a`, h is not kept and a comes
         # before the cast: once h is kept, it need not be.
         others = {*self.known, *self.places}
