@@ -46,9 +46,9 @@ _others = {*matmul_operands.GRADIENTS, "aten::conv2d", "prim::ConstantChunk", "p
 _C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS) | _others))
 _C.set_op_facts(
     in_place=functionalize.early_kinds(),
-    fresh=functionalize.fresh_kinds(),
-    computed=sorted(_ops.intersection(functionalize.fresh_kinds())),
-    handed_on=sorted(_ops.difference(functionalize.fresh_kinds())),
+    fresh=sorted(functionalize.fresh_kinds()),
+    computed=sorted(_ops & functionalize.fresh_kinds()),
+    handed_on=sorted(_ops - functionalize.fresh_kinds()),
     excluded=[row.name for row in table.all_rows() if row.autodiff_excludes],
     heavy=unsupported.heavy_kinds(),
     same_sizes=table.kinds_with_sizes("first"),

@@ -61,7 +61,7 @@ def copy_reshapes(graph: Graph) -> None:
     restore_reshapes(graph, lambda node: not _copies(node))
     if all(graph.findNode(kind, True) is None for kind in _COPIES):
         return
-    effects, fresh = None, frozenset(fresh_kinds())
+    effects, fresh = None, fresh_kinds()
     for block in all_blocks(graph):
         for node in [n for n in nodes_of(block, tuple(_COPIES)) if _copies(n)]:
             operand = node.inputsAt(0)

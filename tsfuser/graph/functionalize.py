@@ -58,13 +58,14 @@ def sized_kinds() -> list[str]:
     return sorted({row.name for row in table.all_rows()} | without_row.FRESH | without_row.SIZED)
 
 
-def fresh_kinds() -> list[str]:
+@cache
+def fresh_kinds() -> frozenset[str]:
     """Ops whose results are new tensors whatever the arguments: no view, no cast, which may hand its operand
     on, and no dropout, which does outside of training."""
     with_rows = {row.name for row in table.all_rows() if not row.is_view} - {
         row.name for row in table.all_rows() if not row.fresh
     }
-    return sorted(
+    return frozenset(
         name
         for name in with_rows | without_row.FRESH
         if not any(

@@ -25,7 +25,6 @@ inside whose neighbours are nearer in memory: products read either."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 
 from .effects import Effects, may_return_operand
@@ -176,13 +175,7 @@ def _is_computed(value: Value) -> bool:
     maker = value.node()
     while (found := row_of(maker)) and not found[0].is_view and may_return_operand(maker):
         maker = maker.inputsAt(0).node()
-    return found is not None and maker.kind() in fresh()
-
-
-@lru_cache(maxsize=1)
-def fresh() -> frozenset[str]:
-    """Kinds of ops whose results share no memory with their operands."""
-    return frozenset(fresh_kinds())
+    return found is not None and maker.kind() in fresh_kinds()
 
 
 def _is_scattered(value: Value) -> bool:

@@ -21,6 +21,7 @@ from math import prod
 
 from ..ir.layout import LEAST_BEFORE_ZERO, WHOLE_ACCESS
 from .effects import Effects, may_return_operand
+from .functionalize import fresh_kinds
 from .matmul_operands import (
     BACKWARD_OTHER,
     GRADIENTS,
@@ -30,7 +31,6 @@ from .matmul_operands import (
     PRODUCT,
     WITH_ROOM,
     are_batches,
-    fresh,
     is_copied,
 )
 from .rows import row_of
@@ -140,7 +140,7 @@ def _is_stored(value: Value) -> bool:
     maker = source.node()
     while (found := row_of(maker)) and (found[0].is_view or may_return_operand(maker)):
         maker = maker.inputsAt(0).node()
-    if found is not None and maker.kind() in fresh():
+    if found is not None and maker.kind() in fresh_kinds():
         return True
     return value.node().kind() != "prim::Param" and is_copied(source)  # behind which a node can stand
 
@@ -226,7 +226,7 @@ def _may_be_part(result: Value, returned: bool, effects: Effects, views: list[No
             views += [node] if node.kind() == _VIEW else []
             if not _may_be_part(node.output(), returned, effects, views):
                 return False
-        elif node.kind() not in _QUESTIONS and node.kind() not in fresh():
+        elif node.kind() not in _QUESTIONS and node.kind() not in fresh_kinds():
             return False
     return True
 
