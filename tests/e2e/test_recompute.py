@@ -125,6 +125,34 @@ def test_what_nothing_reads_any_more_is_not_stored(device, program):
     assert forward_tensors(fresh(program), *narrow) == 2
 
 
+def narrow_norm(x: Tensor, w: Tensor):
+    return torch.nn.functional.silu(torch.layer_norm(x, [65], w, w).float())
+
+
+def softmax_in_its_dtype(x: Tensor, w: Tensor):
+    return torch.softmax(x * w, -1, dtype=x.dtype) * 2.0
+
+
+@pytest.mark.parametrize(
+    "program, dtype, bytes",  # of an element, besides x
+    [
+        (narrow_norm, torch.bfloat16, 2),
+        (softmax_in_its_dtype, torch.float32, 0),
+    ],
+)
+def test_the_bytes_that_are_kept(device, program, dtype, bytes):
+    """Of a cast to float32 its operand, also if autodiff keeps that only to ask for its dtype."""
+    x, w = (t.detach().to(dtype).requires_grad_() for t in operands(device))
+    scripted, saved = fresh(program), []
+    with tsfuser.fuser():
+        for _ in range(3):
+            train(scripted, (x, w), calls=1)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            scripted(x, w)
+    whole = [t for t in saved if t.shape == x.shape and t.data_ptr() != x.data_ptr()]
+    assert sum(t.itemsize for t in whole) == bytes
+
+
 def test_a_result_of_the_program_is_kept_once(device):
     x, w = operands(device)
     scripted = fresh(shared)

@@ -1,6 +1,7 @@
 """Autodiff's formulas, put right where they are wrong, or ask for more than they need.
 
-In: `SavedValues`, of a differentiable graph. Out: its backward, changed in place. The steps:
+In: `SavedValues`, of a differentiable graph. Out: its backward, changed in place; `cast_first` also changes
+the forward, and what is kept. The steps:
 
   - choose_gradients: the gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is
     infinite and y was chosen. It becomes `where(c, grad, 0)`, as in eager.
@@ -21,8 +22,9 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
   - multiply_at_once: the gradients of `matmul` are functions with a branch for each number of dims. They
     become one op each, as do those of `mm` and `bmm`. Its result has the layout of the operand whose gradient
     it is, where both operands get one and the program cannot tell.
-  - cast_first: the gradient of `softmax(x, dim, dtype)` is asked for in the dtype of x, which torch's op
-    refuses, or does not give. The forward becomes `softmax(x.to(dtype), dim)`, as in eager.
+  - cast_first: the gradient of `softmax(x, dim, dtype)` is asked for in the dtype of x. For that torch's op
+    raises, or gives one in the dtype of the result. The forward becomes `softmax(x.to(dtype), dim)`, which is
+    what eager computes.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -71,7 +73,7 @@ from ....ops import table, unsupported
 from .saved import SavedValues, asks_for_dtype
 
 #: Ops whose last operand may be a dtype -> their derivatives, whose operand 1 is the result, and 3 a dtype.
-_SOFTMAX = {
+SOFTMAX = {
     "aten::softmax": "aten::_softmax_backward_data",
     "aten::log_softmax": "aten::_log_softmax_backward_data",
 }
@@ -258,7 +260,7 @@ def cast_first(saved: SavedValues) -> SavedValues:
     """Of `softmax` and `log_softmax` with a dtype. `saved`, where the forward also keeps the operands'
     dtypes."""
     stands_for = _stands_for(saved)
-    for name, kind in _SOFTMAX.items():
+    for name, kind in SOFTMAX.items():
         for whole, block in _derivatives(saved, name):
             for derivative in nodes_of(block, (kind,)):
                 value = stands_for.get(derivative.inputsAt(1).debugName())
@@ -531,7 +533,7 @@ def _equal_dtypes(saved: SavedValues) -> Callable[[Value], str]:
         if node.kind() == "aten::type_as":
             join(node.output(), node.inputsAt(1))
         elif node.kind() in ("aten::contiguous", "aten::masked_fill") or (
-            node.kind() in _SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"
+            node.kind() in SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"
         ):
             join(node.output(), node.inputsAt(0))
         elif _keeps_dtype(node) and node.output().debugName() in moving:

@@ -47,6 +47,7 @@ from ....graph.wrapper import (
 from ....grouping.chunks import CHUNK
 from ....ir.dtypes import DTYPES
 from ....ops import table
+from .formulas import SOFTMAX
 from .saved import SavedValues, source
 
 STEPS = 8  # ops at most that a value is computed again by
@@ -109,13 +110,13 @@ class _Choice:
         for node, value in kept:
             if self._stays(node, value):
                 self._keep(value)
-            elif any(use_count(argument) for _, argument in self.places[value.debugName()]):
-                may_go.append((node, value))  # else nothing keeps it
+            else:
+                may_go.append((node, value))
         # First the operands of casts. In `a = h * 0.5; y = tanh(h.float()) * a`, h is not kept and a comes
         # before the cast: once h is kept, it need not be.
         others = {*self.known, *self.places}
         for node, value in may_go:
-            operand = self._operand_of_cast(node)
+            operand = self._operand_of_cast(node) if self._is_read(value) else None
             if operand is not None and (
                 has_own_memory(operand, self.exposed, self.own)
                 or not self._is_computable(node, value, others)
@@ -125,10 +126,13 @@ class _Choice:
             if value.debugName() not in self.places:
                 continue  # its operand is kept
             if self._is_computable(node, value, self.known):
-                self._drop(
-                    self.places[value.debugName()],
-                    computed(node, self.saved.backward, self.first, self.known),
-                )
+                if self._is_read(
+                    value
+                ):  # else nothing is to be computed for it, and its operands may go, too
+                    again = computed(node, self.saved.backward, self.first, self.known)
+                    self._drop(self.places[value.debugName()], again)
+            elif not self._is_read(value) and _casts_to(node, _WIDEN, _FLOAT32):
+                continue  # what is computed of it is computed of its narrow operand
             elif (operand := self._operand_of_cast(node)) is not None:
                 self._keep_operand(operand, node, value)
             else:
@@ -144,6 +148,10 @@ class _Choice:
 
     def _has_gradient(self, value: Value) -> bool:
         return all(j in self.saved.gradients for j, _ in self.places[value.debugName()])
+
+    def _is_read(self, value: Value) -> bool:
+        """Whether a formula of the backward reads the kept value; autodiff keeps more."""
+        return any(use_count(argument) for _, argument in self.places[value.debugName()])
 
     def _is_computable(self, node: Node, value: Value, known: Collection[str]) -> bool:
         return _is_computable(node, known, self._has_gradient(value), [STEPS], set())
@@ -279,7 +287,9 @@ def is_elementwise(node: Node) -> bool:
     found, row = schema(node), row_of(node)
     if row is None or not row[0].smooth or "rounding_mode" in found.arguments:
         return False
-    return "dtype" not in found.arguments or not _may_be_whole(node.inputsAt(found.arguments.index("dtype")))
+    if "dtype" not in found.arguments or any(use.user.kind() in SOFTMAX for use in node.output().uses()):
+        return True  # a softmax refuses integers
+    return not _may_be_whole(node.inputsAt(found.arguments.index("dtype")))
 
 
 def _has_dtype_of_another(node: Node) -> bool:
