@@ -125,14 +125,13 @@ class _Choice:
         for node, value in may_go:
             if value.debugName() not in self.places:
                 continue  # its operand is kept
+            is_read = self._is_read(value)  # else nothing is computed for it, and its operands may go, too
             if self._is_computable(node, value, self.known):
-                if self._is_read(
-                    value
-                ):  # else nothing is to be computed for it, and its operands may go, too
+                if is_read:
                     again = computed(node, self.saved.backward, self.first, self.known)
                     self._drop(self.places[value.debugName()], again)
-            elif not self._is_read(value) and _casts_to(node, _WIDEN, _FLOAT32):
-                continue  # what is computed of it is computed of its narrow operand
+            elif not is_read and _casts_to(node, _WIDEN, _FLOAT32):
+                continue  # what could be computed of it is computed of its narrow operand
             elif (operand := self._operand_of_cast(node)) is not None:
                 self._keep_operand(operand, node, value)
             else:
