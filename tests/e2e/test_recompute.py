@@ -181,6 +181,53 @@ def test_double_backward(device, program):
         assert torch.autograd.gradgradcheck(scripted, (x, w), **numbers)
 
 
+def asked_for_its_dtype(x: Tensor, w: Tensor):
+    """The product is a result of the differentiable graph, which the program only asks for its dtype."""
+    v = torch.matmul(x.t(), x)
+    h = v.to(torch.float64)
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (w.to(torch.float64) * h).to(v.dtype)
+
+
+def asked_for_its_sizes(x: Tensor, w: Tensor):
+    v = torch.matmul(x.t(), x)
+    h = torch.tanh(v.to(torch.float64) * w) * w
+    return torch.matmul(h, x.t()).view(v.size(1), x.size(0))
+
+
+def asked_by_another(x: Tensor, w: Tensor):
+    v = torch.matmul(x.t(), x)
+    h = v.to(torch.float64)
+    return torch.exp(h * w).type_as(v) * h.pow(3)
+
+
+def given_and_left(x: Tensor, w: Tensor):
+    v = torch.matmul(x.t(), x)
+    h = v.to(torch.float64)
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+    return h, v.detach()
+
+
+@pytest.mark.parametrize(
+    "program", [asked_for_its_dtype, asked_for_its_sizes, asked_by_another, given_and_left]
+)
+def test_double_backward_through_what_is_kept_and_not_read(device, program):
+    """Where a result has no gradient, autodiff's gradients of what the backward does not read went, too. But
+    the backward computes something of that."""
+    x, w = (t.detach().double().requires_grad_() for t in operands(device, (3, 5)))
+    scripted = fresh(program)
+
+    def first(*given):
+        results = scripted(*given)
+        return results if isinstance(results, Tensor) else results[0]
+
+    with tsfuser.fuser():
+        for _ in range(4):
+            train(first, (x, w), calls=1)
+        assert torch.autograd.gradcheck(first, (x, w), nondet_tol=1e-12)
+        assert torch.autograd.gradgradcheck(first, (x, w), nondet_tol=1e-12)
+
+
 def test_a_mask_is_not_drawn_again(device):
     """The gradient is that of the mask that the forward had."""
 

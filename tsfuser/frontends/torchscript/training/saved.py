@@ -144,21 +144,30 @@ class SavedValues:
 
     def _read_with(self, moving: Collection[int]) -> set[int]:
         """The gradients of what is kept and read by the part of the backward that the gradients `moving`
-        reach."""
+        reach. Also of what nobody reads and that part has a gradient of: a later step may have the backward
+        compute something of it, which then has second derivatives."""
         arguments = graph_inputs(self.backward)[: len(self.gradients)]
         zeros = {value.unique() for k, value in enumerate(arguments) if k not in moving} | self.zeros()
         read: set[int] = set()
+        reached: set[int] = set()  # gradients to which another is added
         for node in nodes_in(self.backward):
             given = {value.unique() for value in inputs(node)}
             if node.kind() in ("prim::GradOf", "prim::AutogradAdd") and given <= zeros:
                 zeros.update(value.unique() for value in outputs(node))
                 continue
             read.update(given)
+            if node.kind() == "prim::AutogradAdd":
+                reached.update(given)
             for block in blocks(node):
                 for inner in all_nodes(block):
                     read.update(value.unique() for value in inputs(inner))
         kept = {j for j, _, argument in self.of_outputs() if argument.unique() in read}
-        return {k for k, j in enumerate(self.gradients) if j >= self.real and j in kept}
+        unread = {j for j, _, argument in self.of_outputs() if not use_count(argument)}
+        return {
+            k
+            for k, (j, gradient) in enumerate(zip(self.gradients, arguments))
+            if j >= self.real and (j in kept or (j in unread and gradient.unique() in reached))
+        }
 
     def zeros(self) -> set[int]:
         """The gradients that are zero whatever the backward gets."""
