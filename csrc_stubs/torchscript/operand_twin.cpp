@@ -21,6 +21,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/index.h>
 #include <ATen/ops/instance_norm.h>
@@ -126,10 +127,10 @@ NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormN
   }
   NormTensors cast, moving;
   for (at::Tensor& tensor : given) {
-    if (tensor.defined() && !(again && tensor.requires_grad())) {
-      tensor = tensor.detach().requires_grad_();
-    }
     if (tensor.defined()) {
+      // Another tensor in any case: the operand may be computed of the weight, and what the weight gets that
+      // way is not this op's to give.
+      tensor = again && tensor.requires_grad() ? at::alias(tensor) : tensor.detach().requires_grad_();
       moving.push_back(tensor);
     }
     const bool other = given[0].scalar_type() != gradient.scalar_type() && tensor.defined();

@@ -152,6 +152,34 @@ def test_double_backward(norm):
         assert torch.autograd.gradgradcheck(call, inputs, nondet_tol=1e-12)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_one_norm_that_is_used_twice_with_gradients_of_gradients(norm):
+    """The operand of the second one is computed of the weight, too. What the weight gets that way must not be
+    counted twice when the gradients are recorded."""
+    inner = NORMS[norm].format(x="torch.tanh(x)", w="w", b="b")
+    outer = NORMS[norm].format(x=f"torch.tanh({inner} * 2.0)", w="w", b="b")
+    source = (
+        f"def f(x: Tensor, w: Tensor, b: Tensor):\n    return torch.sigmoid({outer}) + w.sum() + b.sum()\n"
+    )
+    eager, scripted = plain(source), script(source)
+    x, w, b = inputs = operands(norm, sizes=(2, 4, 2, 6))
+
+    def gradients(f, **options):
+        out = f(x, w, b)
+        step = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        return torch.autograd.grad(out, inputs, step, **options)
+
+    with tsfuser.fuser():
+        for _ in range(4):
+            gradients(scripted)
+        for recorded in (True, False):
+            for mine, theirs in zip(gradients(scripted, create_graph=recorded), gradients(eager)):
+                assert_matches(mine, theirs, ops=200)
+        moving = inputs if norm != "rms_norm" else inputs[:2]
+        call = lambda *tensors: scripted(*tensors, *inputs[len(tensors) :])
+        assert torch.autograd.gradgradcheck(call, moving, nondet_tol=1e-12)
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
