@@ -288,7 +288,7 @@ def _cast_first(saved: SavedValues, softmax: Node, whole: Node, derivative: Node
     has = _insert(saved, derivative, "prim::dtype", [derivative.inputsAt(1)])
     has.setType(torch._C.IntType.get())
     derivative.replaceInput(3, has)
-    if not use_count(asked.output()):
+    if asked.kind() == "prim::dtype" and not use_count(asked.output()):
         asked.destroy()
     gradient = whole.output()
     cast = backward.create("prim::GradOf", [gradient], 1)
