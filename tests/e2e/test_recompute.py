@@ -10,6 +10,7 @@ import tsfuser
 from kit import prefork
 from kit.opsweep import plain
 from kit.support import ROOT, assert_matches, fresh, no_fallback, script, train
+from tsfuser import options
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP, is_tensor
 
@@ -208,12 +209,40 @@ def given_and_left(x: Tensor, w: Tensor):
     return h, v.detach()
 
 
+def factor_is_asked(x: Tensor, w: Tensor):
+    """What asks a computed product for its dtype asks its factor: that is a result, and kept, too."""
+    h = torch.tanh(x) * x
+    return (w * h.to(torch.float64)).to(h.dtype)
+
+
+def factor_of_a_norm_is_asked(x: Tensor, w: Tensor):
+    x = torch.tanh(x) * x
+    dtype = x.dtype
+    h = x.to(torch.float64)
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return w * h.to(dtype)
+
+
+def left_and_kept(x: Tensor, w: Tensor):
+    h = torch.exp(x * 0.5)
+    return torch.sigmoid(h * w) * h, h.detach()
+
+
+@pytest.mark.parametrize("disabled", [(), ("recompute",)])
 @pytest.mark.parametrize(
-    "program", [asked_for_its_dtype, asked_for_its_sizes, asked_by_another, given_and_left]
+    "program",
+    [
+        asked_for_its_dtype,
+        asked_for_its_sizes,
+        asked_by_another,
+        given_and_left,
+        factor_is_asked,
+        factor_of_a_norm_is_asked,
+        left_and_kept,
+    ],
 )
-def test_double_backward_through_what_is_kept_and_not_read(device, program):
-    """Where a result has no gradient, autodiff's gradients of what the backward does not read went, too. But
-    the backward computes something of that."""
+def test_double_backward_through_results_without_a_gradient(device, program, disabled):
+    """The backward reads what they are computed of, or themselves, or computes something of that."""
     x, w = (t.detach().double().requires_grad_() for t in operands(device, (3, 5)))
     scripted = fresh(program)
 
@@ -221,7 +250,7 @@ def test_double_backward_through_what_is_kept_and_not_read(device, program):
         results = scripted(*given)
         return results if isinstance(results, Tensor) else results[0]
 
-    with tsfuser.fuser():
+    with options.override(disable=disabled), tsfuser.fuser():
         for _ in range(4):
             train(first, (x, w), calls=1)
         assert torch.autograd.gradcheck(first, (x, w), nondet_tol=1e-12)

@@ -116,9 +116,17 @@ def rewrite(
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not nodes_in(backward) or not saved.is_whole():
         return None
-    idle = {*idle, *still_outputs(forward)}
     own = (*own, *given) if options.enabled("keep_inputs") else own
-    work = Work(saved.without_gradients(idle), orders, written, narrow, own, small, moving, half)
+    work = Work(
+        saved.without_gradients(idle, still_outputs(forward)),
+        orders,
+        written,
+        narrow,
+        own,
+        small,
+        moving,
+        half,
+    )
     run(work, STEPS)
     return forward, backward, *work.numbers
 

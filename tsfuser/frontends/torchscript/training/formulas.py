@@ -533,7 +533,7 @@ def _equal_dtypes(saved: SavedValues) -> Callable[[Value], str]:
         if node.kind() == "aten::type_as":
             join(node.output(), node.inputsAt(1))
         elif node.kind() in ("aten::contiguous", "aten::masked_fill") or (
-            node.kind() in SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"
+            node.kind() in SOFTMAX and not _has_dtype(node)
         ):
             join(node.output(), node.inputsAt(0))
         elif _keeps_dtype(node) and node.output().debugName() in moving:

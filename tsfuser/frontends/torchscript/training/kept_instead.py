@@ -41,14 +41,10 @@ from ....graph.wrapper import (
     use_count,
     with_items,
 )
+from .formulas import SOFTMAX
 from .recompute import LEAVES, STEPS, computed, has_own_memory, is_elementwise, is_read_by_groups
 from .saved import SavedValues, asks_for_dtype, gradient_outside
 
-#: Softmax -> its derivative, whose operand 1 is the result.
-_DERIVATIVES = {
-    "aten::softmax": "aten::_softmax_backward_data",
-    "aten::log_softmax": "aten::_log_softmax_backward_data",
-}
 #: Op -> the names of what autodiff differentiates for it, besides its own and that of a twin
 #: (csrc_stubs/torchscript/differentiable_forms.cpp).
 _FORMS = {
@@ -256,7 +252,7 @@ def _gradient(saved: SavedValues, output: int) -> Value:
 
 def _derivative(value: Value, argument: Value) -> Node | None:
     """The derivative of the softmax that gives `value`, if it alone reads `argument` in the backward."""
-    kind = _DERIVATIVES.get(value.node().kind())
+    kind = SOFTMAX.get(value.node().kind())
     readers = [use for use in argument.uses() if not asks_for_dtype(use)]
     if kind is None or len(readers) != 1 or (readers[0].user.kind(), readers[0].offset) != (kind, 1):
         return None

@@ -115,17 +115,20 @@ class SavedValues:
             self.forward.eraseOutput(j)
         return [], []
 
-    def without_gradients(self, idle: Collection[int]) -> SavedValues:
+    def without_gradients(self, idle: Collection[int], still: Collection[int]) -> SavedValues:
         """The same, whose backward gets no gradients for the outputs `idle`: they are zero, and so is what is
         computed of them alone, which leaves the backward. So does what is computed of the zeros that autodiff
-        writes, as for the second operand of `type_as`. What is kept for that has no gradient either."""
+        writes, as for the second operand of `type_as`. What is kept for that has no gradient either. But what
+        the rest of the backward reads has one where the backward is differentiated, also if the program has
+        none for it; unless it is of `still`, which have none in eager."""
+        idle = {*idle, *still}
         written = self.zeros()
-        if not written and not set(idle).intersection(self.gradients):
+        if not written and not idle.intersection(self.gradients):
             return self
         arguments = graph_inputs(self.backward)
-        still = {k for k, j in enumerate(self.gradients) if j in idle}
-        moving = {k for k, j in enumerate(self.gradients) if j < self.real} - still
-        while more := self._read_with(moving) - moving - still:
+        moving = {k for k, j in enumerate(self.gradients) if j < self.real and j not in idle}
+        never = {k for k, j in enumerate(self.gradients) if j in still}
+        while more := self._read_with(moving) - moving - never:
             moving |= more
         zero = self._zero()
         for k in reversed(range(len(self.gradients))):
@@ -161,12 +164,14 @@ class SavedValues:
             for block in blocks(node):
                 for inner in all_nodes(block):
                     read.update(value.unique() for value in inputs(inner))
-        kept = {j for j, _, argument in self.of_outputs() if argument.unique() in read}
-        unread = {j for j, _, argument in self.of_outputs() if not use_count(argument)}
+        places = list(self.of_outputs())
+        kept = {value.unique() for _, value, argument in places if argument.unique() in read}
+        unread = {value.unique() for _, value, argument in places if not use_count(argument)}
+        results = graph_outputs(self.forward)
         return {
             k
             for k, (j, gradient) in enumerate(zip(self.gradients, arguments))
-            if j >= self.real and (j in kept or (j in unread and gradient.unique() in reached))
+            if results[j].unique() in kept or (results[j].unique() in unread and gradient.unique() in reached)
         }
 
     def zeros(self) -> set[int]:
