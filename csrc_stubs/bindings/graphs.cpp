@@ -90,6 +90,21 @@ std::optional<std::vector<torch::jit::GraphExecutorState>> settled_states(const 
   return states;
 }
 
+using ExecutorState = std::optional<torch::jit::GraphExecutorState>;
+
+// Forward and backward; none of an executor that has not optimised its graph.
+std::vector<std::pair<ExecutorState, ExecutorState>> differentiable_states(torch::jit::Code& code) {
+  const py::gil_scoped_release released;  // as above
+  const auto state_of = [](torch::jit::GraphExecutor& executor) {
+    return executor.isOptimized() ? ExecutorState(executor.getDebugState()) : std::nullopt;
+  };
+  std::vector<std::pair<ExecutorState, ExecutorState>> states;
+  for (const auto& [forward, backward] : differentiable_executors(code)) {
+    states.emplace_back(state_of(*forward), state_of(*backward));
+  }
+  return states;
+}
+
 // Has the node stand for a line of source.
 void set_place(torch::jit::Node& node, const std::string& file, size_t line, const std::string& text) {
   // of a range that is all of its source, messages do not tell the file
@@ -140,6 +155,9 @@ void bind_graphs(py::module_& m) {
         "(torchscript/static_values.h); None where it has nodes of unknown kinds.");
   m.def("settled_states", &settled_states,
         "The states of the executors that a graph with settled branches runs; None where it has none.");
+  m.def("differentiable_states", &differentiable_states,
+        "The states of the executors of each differentiable graph in the code of a plan, (forward, "
+        "backward), in order; None for one that has not optimised its graph.");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");
   m.def("set_place", &set_place, py::arg("node"), py::arg("file"), py::arg("line"), py::arg("text"),

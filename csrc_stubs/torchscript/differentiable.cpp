@@ -11,11 +11,13 @@
 
 #include "call/arguments.h"
 #include "torchscript/direct.h"
-#include "torchscript/given_lists.h"
+#include "torchscript/unchecked_graph.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
+#include "torchscript/moving_values.h"
 #include "torchscript/nodes.h"
+#include "torchscript/open_dtypes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
 #include "torchscript/written_results.h"
@@ -38,7 +40,6 @@
 #include <numeric>
 #include <optional>
 #include <tuple>
-#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -204,37 +205,17 @@ bool has_complex_numbers(const torch::jit::Block* block) {
   return false;
 }
 
-// Whether the value, which a differentiable graph gets, may require a gradient: the check says what was
-// profiled.
-bool may_require_gradient(const torch::jit::Value* value, const Node& check) {
-  if (value->node() != &check) {
-    return is_tensor(value);
-  }
-  const auto type = check.tys(c10::attr::types).at(value->offset())->cast<c10::TensorType>();
-  return !type || type->requiresGrad().value_or(true);
-}
-
 // Whether a tensor that bounds a clamp may require a gradient in the differentiable graph: autodiff gives
 // it none.
-bool loses_gradients(const Node& differentiable, const Node& check) {
-  const Graph& graph = *differentiable.g(c10::attr::Subgraph);
-  std::unordered_set<const torch::jit::Value*> moving;
-  for (size_t i = 0; i < graph.inputs().size(); ++i) {
-    if (may_require_gradient(differentiable.input(i), check)) {
-      moving.insert(graph.inputs()[i]);
-    }
-  }
-  for (const Node* node : graph.nodes()) {
+bool loses_gradients(const Node& differentiable) {
+  const auto moving = moving_values(differentiable);
+  const auto nodes = differentiable.g(c10::attr::Subgraph)->nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [&moving](const Node* node) {
     const auto inputs = node->inputs();
-    const auto moves = [&moving](const torch::jit::Value* value) { return moving.count(value) != 0; };
-    if (node->kind() == c10::aten::clamp && std::any_of(inputs.begin() + 1, inputs.end(), moves)) {
-      return true;
-    }
-    if (!node->blocks().empty() || std::any_of(inputs.begin(), inputs.end(), moves)) {
-      moving.insert(node->outputs().begin(), node->outputs().end());
-    }
-  }
-  return false;
+    return node->kind() == c10::aten::clamp &&
+           std::any_of(inputs.begin() + 1, inputs.end(),
+                       [&moving](const torch::jit::Value* value) { return moving.count(value) != 0; });
+  });
 }
 
 // Whether the program may see the memory of a value of a differentiable graph, whose results the If around
@@ -276,11 +257,11 @@ bool shares_memory(const Node& differentiable) {
 
 // Whether a differentiable graph of the block computes what autodiff's formulas are wrong about, whatever
 // the call.
-bool is_for_eager(const torch::jit::Block& block, const Node& check) {
-  return std::any_of(block.nodes().begin(), block.nodes().end(), [&check](const Node* node) {
+bool is_for_eager(const torch::jit::Block& block) {
+  return std::any_of(block.nodes().begin(), block.nodes().end(), [](const Node* node) {
     return node->kind() == c10::prim::DifferentiableGraph &&
-           (has_complex_numbers(node->g(c10::attr::Subgraph)->block()) || loses_gradients(*node, check) ||
-            shares_memory(*node));
+           (has_complex_numbers(node->g(c10::attr::Subgraph)->block()) || loses_gradients(*node) ||
+            !open_dtypes(*node).fractional || shares_memory(*node));
   });
 }
 
@@ -382,7 +363,40 @@ void release_view(c10::IValue& value) {
   value = std::move(own);
 }
 
+// What a node has as an attribute, for tools, where its operation is not torch's own.
+struct HeldProgram : torch::CustomClassHolder {
+  explicit HeldProgram(std::shared_ptr<torch::jit::Code> code) : code(std::move(code)) {}
+  const std::shared_ptr<torch::jit::Code> code;
+};
+
+c10::Symbol program_name() {
+  static const auto name = c10::Symbol::attr("program");
+  return name;
+}
+
 }  // namespace
+
+std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& code) {
+  const auto& torchs_forward = code.diff_graph_op_executors();
+  const auto& torchs_backward = code.grad_executors();
+  size_t next = 0;
+  std::vector<DifferentiableExecutors> executors;
+  std::unordered_set<const Node*> seen;
+  for (Node* node : code.instructions_source()) {
+    if (!node || node->kind() != c10::prim::DifferentiableGraph || !seen.insert(node).second) {
+      continue;
+    }
+    if (node->hasAttribute(program_name())) {
+      const auto held =
+          c10::static_intrusive_pointer_cast<HeldProgram>(node->ival(program_name()).toCapsule());
+      executors.push_back({held->code->diff_graph_op_executors().at(0), held->code->grad_executors().at(0)});
+    } else {
+      executors.push_back({torchs_forward.at(next), torchs_backward.at(next)});
+      ++next;
+    }
+  }
+  return executors;
+}
 
 torch::jit::Operation make_differentiable_graph(const Node* node) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
@@ -392,18 +406,22 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
     return *same;
   }
   const auto direct = DirectGraph::marked(*const_cast<Node*>(node));
-  const auto plain = GraphOfLists::of(*node);
+  const auto plain = UncheckedGraph::of(*node);
   keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
   keep_branches(*node->g(c10::attr::Subgraph));
   keep_branches(*node->g(c10::attr::ReverseSubgraph));
   auto run = torchs_operation(node);
-  if (direct && !plain) {
-    direct->take(*node, run);
-  }
   auto views = views_given(*node);
-  if (views.empty() && !plain) {
+  const bool hidden = !views.empty() || plain;  // from tools that look for torch's operation
+  const auto program = direct || hidden ? DirectGraph::program_of(*node, run) : nullptr;
+  if (direct && !plain) {
+    direct->take(*node, program);
+  }
+  if (!hidden) {
     return run;
   }
+  const_cast<Node*>(node)->ival_(program_name(),
+                                 c10::IValue::make_capsule(c10::make_intrusive<HeldProgram>(program)));
   const size_t results = node->outputs().size();
   return [=](torch::jit::Stack& stack) mutable {
     if (plain && plain->takes(stack)) {
@@ -427,7 +445,7 @@ torch::jit::Operation make_gradient_check(const Node* node) {
   bool never = false;
   for (const auto& use : node->outputs().back()->uses()) {
     for (const auto* block : use.user->blocks()) {
-      never |= is_for_eager(*block, *node);
+      never |= is_for_eager(*block);
     }
   }
   std::shared_ptr<DirectGraph> direct;

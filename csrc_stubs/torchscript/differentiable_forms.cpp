@@ -57,9 +57,11 @@ bool is_none(const Value* value) {
   return constant && constant->isNone();
 }
 
-bool is_fractional(const Value* dtype) {
+// Or that of a tensor, which each call is asked for (open_dtypes.h).
+bool may_be_fractional(const Value* dtype) {
   const auto constant = torch::jit::toIValue(dtype);
-  return constant && constant->isInt() && at::isFloatingType(static_cast<at::ScalarType>(constant->toInt()));
+  return constant ? constant->isInt() && at::isFloatingType(static_cast<at::ScalarType>(constant->toInt()))
+                  : dtype->node()->kind() == c10::prim::dtype;
 }
 
 // The number, of the code and real, that a value is.
@@ -352,7 +354,7 @@ bool is_idle_cast(const Node* node) {
 }
 
 bool is_read_cast(const Node* node) {
-  return node->kind() == c10::aten::to && node->inputs().size() == 5 && is_fractional(node->input(1)) &&
+  return node->kind() == c10::aten::to && node->inputs().size() == 5 && may_be_fractional(node->input(1)) &&
          is_false(node->input(2)) && is_false(node->input(3)) && is_none(node->input(4)) &&
          is_only_read(node->output());  // its memory may be that of its operand
 }

@@ -177,7 +177,8 @@ class DirectBackward : public torch::autograd::Node {
 
 const torch::jit::Operation* DirectGraph::being_copied() { return copied; }
 
-void DirectGraph::take(const Node& node, const torch::jit::Operation& operation) {
+std::shared_ptr<torch::jit::Code> DirectGraph::program_of(const Node& node,
+                                                          const torch::jit::Operation& operation) {
   const auto graph = std::make_shared<torch::jit::Graph>();
   std::vector<torch::jit::Value*> inputs;
   Node* alone = graph->createClone(const_cast<Node*>(&node), [&](torch::jit::Value* value) {
@@ -188,8 +189,11 @@ void DirectGraph::take(const Node& node, const torch::jit::Operation& operation)
     graph->registerOutput(output);
   }
   const Copying copying(operation);
-  auto code = std::make_unique<torch::jit::Code>(graph, "");
-  const auto forwards = code->diff_graph_op_executors(), backwards = code->grad_executors();
+  return std::make_shared<torch::jit::Code>(graph, "");
+}
+
+void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> program) {
+  const auto forwards = program->diff_graph_op_executors(), backwards = program->grad_executors();
   auto& forward = *node.g(c10::attr::Subgraph);
   const auto& gradients = node.is(c10::attr::df_input_vjps);
   const bool known = forwards.size() == 1 && backwards.size() == 1 &&
@@ -209,7 +213,7 @@ void DirectGraph::take(const Node& node, const torch::jit::Operation& operation)
     torch::jit::LowerGradOf(*plain);
     plain_backward_ = std::make_unique<torch::jit::Code>(plain, "");
   }
-  code_ = std::move(code);
+  code_ = std::move(program);
 }
 
 void DirectGraph::note_what_is_saved(const Node& node) {

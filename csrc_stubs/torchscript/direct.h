@@ -42,12 +42,15 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   static std::shared_ptr<DirectGraph> behind(const torch::jit::Node& check);
   // The one that the node is marked with; else null.
   static std::shared_ptr<DirectGraph> marked(torch::jit::Node& node);
-  // Copies of `operation`, that torch has made of the node, are made of copies of the node that `take`
+  // Copies of `operation`, that torch has made of the node, are made of copies of the node that `program_of`
   // makes.
   static const torch::jit::Operation* being_copied();
 
-  // Takes hold of the executors in the operation, which torch has made of the node.
-  void take(const torch::jit::Node& node, const torch::jit::Operation& operation);
+  // A program of the node alone, with the operation that torch has made of it: it tells the executors.
+  static std::shared_ptr<torch::jit::Code> program_of(const torch::jit::Node& node,
+                                                      const torch::jit::Operation& operation);
+  // Takes hold of the executors in the program, which is of the node.
+  void take(const torch::jit::Node& node, std::shared_ptr<torch::jit::Code> program);
   // Whether calls may run here. Finds out whether they may do so without executors by now.
   bool takes_calls();
   // From the inputs to the results of the differentiable graph.
@@ -65,7 +68,7 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
 
   std::atomic<State> state_{State::Profiling};
   std::mutex mutex_;                        // of the change to Ready
-  std::unique_ptr<torch::jit::Code> code_;  // holds the executors
+  std::shared_ptr<torch::jit::Code> code_;  // holds the executors
   torch::jit::GraphExecutor* forward_executor_ = nullptr;
   torch::jit::GraphExecutor* backward_executor_ = nullptr;
   std::unique_ptr<const StepList> forward_, backward_;

@@ -14,7 +14,9 @@
 
 namespace torch::jit {
 struct Block;
+struct Code;
 struct Graph;
+struct GraphExecutor;
 struct Node;
 struct Value;
 }  // namespace torch::jit
@@ -47,6 +49,13 @@ torch::jit::Operation torchs_operation(const torch::jit::Node* node);
 // (differentiable.cpp).
 torch::jit::Operation make_differentiable_graph(const torch::jit::Node* node);
 torch::jit::Operation make_gradient_check(const torch::jit::Node* node);
+// Of a differentiable graph.
+struct DifferentiableExecutors {
+  torch::jit::GraphExecutor* forward;
+  torch::jit::GraphExecutor* backward;
+};
+// Of the differentiable graphs in a program, in order. Torch finds only those whose operation is its own.
+std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& code);
 
 // Nodes of these kinds get the types of their tensors profiled, from now on.
 void profile_kinds(const std::vector<std::string>& names);

@@ -3,6 +3,7 @@
 // function, a method or a module type's method. Out: "", "fused" or "unfused".
 
 #include "torchscript/optimised.h"
+#include "torchscript/hooks.h"
 #include "torchscript/settled_branches.h"
 
 #include <torch/csrc/jit/api/compilation_unit.h>
@@ -87,7 +88,11 @@ const char* state(GraphExecutor& executor, bool training) {
   if (training != found.differentiable && !found.fallbacks.empty()) {
     return state(found.fallbacks, training);
   }
-  return found.groups ? "fused" : state(plan.code.diff_graph_op_executors(), false);
+  std::vector<GraphExecutor*> forwards;
+  for (const auto& executors : differentiable_executors(plan.code)) {
+    forwards.push_back(executors.forward);
+  }
+  return found.groups ? "fused" : state(forwards, false);
 }
 
 std::string optimised(torch::jit::Function& function, bool training) {

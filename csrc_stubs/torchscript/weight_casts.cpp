@@ -118,7 +118,7 @@ CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
     return {};
   }
   if (is_of_program(node)) {
-    const int64_t dtype = torch::jit::toIValue(node->input(1))->toInt();
+    const int64_t dtype = torch::jit::constant_as<int64_t>(node->input(1)).value_or(-1);
     const bool narrow =
         dtype == static_cast<int64_t>(at::kHalf) || dtype == static_cast<int64_t>(at::kBFloat16);
     return narrow ? CastNumbers{true, true, dtype, dtype, true} : CastNumbers{};

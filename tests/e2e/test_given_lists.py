@@ -1,5 +1,5 @@
 """Differentiable graphs that get lists of tensors, or tensors that may be None: no check of torch looks at
-their gradients (csrc_stubs/torchscript/given_lists.h)."""
+their gradients (csrc_stubs/torchscript/unchecked_graph.h)."""
 
 import pytest
 import torch

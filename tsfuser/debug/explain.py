@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from ..frontends.torchscript import passes
 from ..graph.wrapper import GROUP
 from ..grouping.support import Refusals
@@ -118,11 +119,8 @@ class _Plans:
 
     def graphs(self, state: Any, title: str = "") -> Iterator[GraphReport]:
         """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
-        plans = list(plans_of(state))
-        if not plans:
-            yield GraphReport(title, (), (), reached=False)
-        for plan in plans:
-            inner = self._states(plan.code.differentiable_op_executor_states)
+        for plan in plans_of(state):
+            inner = _C.differentiable_states(plan.code)
             seen = self.refusals.get(id(plan.graph))
             self.reported.add(id(plan.graph))
             if seen is not None or not title:
@@ -130,10 +128,17 @@ class _Plans:
                     "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
                 )
                 yield self.reader.report(plan.graph, title or outer, seen, forward=title.endswith(_FORWARD))
-            for k, forward in enumerate(inner, 1):
-                yield from self.graphs(forward, f"differentiated part {k}{_FORWARD}")
-            for k, backward in enumerate(self._states(plan.code.grad_executor_states), 1):
-                yield from self.graphs(backward, f"differentiated part {k}, backward")
+            for k, (forward, _) in enumerate(inner, 1):
+                name = f"differentiated part {k}{_FORWARD}"
+                if forward is None:  # it did not run
+                    yield GraphReport(name, (), (), reached=False)
+                else:
+                    yield from self.graphs(forward, name)
+            for k, (_, backward) in enumerate(inner, 1):
+                if backward is None:
+                    self.reader.incomplete = True
+                else:
+                    yield from self.graphs(backward, f"differentiated part {k}, backward")
 
     def rest(self, graphs: Iterator[Any]) -> Iterator[GraphReport]:
         """Graphs that were optimised, but that torch does not let us find from the top."""
@@ -144,12 +149,3 @@ class _Plans:
                     nodes = [*found.left_out, *(node for group in found.groups for node in group.nodes)]
                     forward = any(node.place.file for node in nodes)
                     yield found if forward else replace(found, title=f"{_ELSEWHERE}, backward")
-
-    def _states(self, ask: Any) -> list[Any]:
-        """Executors inside of a plan; none where one of them has not run: torch has an internal error for
-        it."""
-        try:
-            return list(ask())
-        except RuntimeError:
-            self.reader.incomplete = True
-            return []

@@ -1,10 +1,11 @@
-// A differentiable graph that gets lists of tensors, or tensors that may be None, as eager code.
+// A differentiable graph that gets what no check of torch looks at, as eager code: lists of tensors, tensors
+// that may be None, and dtypes that a call decides (open_dtypes.h).
 //
 // Before a differentiable graph torch checks which tensors require a gradient, and autodiff has derived the
 // backward for those. What a list or a `Tensor?` holds is not checked: in a call in which it differs, a
 // result would lose its gradient. In: the node, before its graphs are rewritten, and the stack of a call.
 // Out: whether autodiff's backward is the wrong one for this call, and the results as ops of torch give
-// them. Example: tests/e2e/test_given_lists.py.
+// them. Examples: tests/e2e/test_given_lists.py, tests/e2e/test_open_dtypes.py.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -16,19 +17,20 @@
 
 namespace tsfuser {
 
-class GraphOfLists {
+class UncheckedGraph {
  public:
   // Null for a graph that gets nothing of that kind.
-  static std::shared_ptr<GraphOfLists> of(const torch::jit::Node& node);
+  static std::shared_ptr<UncheckedGraph> of(const torch::jit::Node& node);
 
   bool takes(const torch::jit::Stack& stack) const;
   void run(torch::jit::Stack& stack) const;
 
  private:
   size_t inputs_ = 0;
-  std::vector<size_t> unchecked_;  // the inputs of that kind
-  bool any_ = false;               // whether some result has a gradient
-  bool all_ = true;                // whether all have, and all unchecked inputs get one
+  std::vector<size_t> fractional_;  // inputs that have to be, or name, a dtype that is no whole number's
+  std::vector<size_t> unchecked_;   // inputs that may hold tensors
+  bool any_ = false;                // whether some result has a gradient
+  bool all_ = true;                 // whether all have, and all unchecked inputs get one
   std::unique_ptr<torch::jit::Code> code_;
 };
 

@@ -1,7 +1,8 @@
-// See given_lists.h.
+// See unchecked_graph.h.
 
-#include "torchscript/given_lists.h"
+#include "torchscript/unchecked_graph.h"
 #include "torchscript/call_facts.h"
+#include "torchscript/open_dtypes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/settled_branches.h"
 
@@ -12,9 +13,21 @@
 
 namespace tsfuser {
 
-std::shared_ptr<GraphOfLists> GraphOfLists::of(const torch::jit::Node& node) {
+namespace {
+
+// Of a tensor, or of a dtype as an int. An undefined tensor, which stands for zeros, passes.
+bool names_fractional(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return !value.toTensor().defined() || at::isFloatingType(value.toTensor().scalar_type());
+  }
+  return value.isInt() && at::isFloatingType(value.toScalarType());
+}
+
+}  // namespace
+
+std::shared_ptr<UncheckedGraph> UncheckedGraph::of(const torch::jit::Node& node) {
   const auto plain = node.g(c10::attr::Subgraph)->copy();
-  auto made = std::make_shared<GraphOfLists>();
+  auto made = std::make_shared<UncheckedGraph>();
   made->inputs_ = plain->inputs().size();
   for (size_t i = 0; i < made->inputs_; ++i) {
     const auto& type = plain->inputs()[i]->type();
@@ -22,7 +35,8 @@ std::shared_ptr<GraphOfLists> GraphOfLists::of(const torch::jit::Node& node) {
       made->unchecked_.push_back(i);
     }
   }
-  if (made->unchecked_.empty()) {
+  made->fractional_ = open_dtypes(node).inputs;
+  if (made->unchecked_.empty() && made->fractional_.empty()) {
     return nullptr;
   }
   const auto results = static_cast<size_t>(node.i(c10::attr::f_real_outputs));
@@ -45,8 +59,15 @@ std::shared_ptr<GraphOfLists> GraphOfLists::of(const torch::jit::Node& node) {
   return made;
 }
 
-bool GraphOfLists::takes(const torch::jit::Stack& stack) const {
+bool UncheckedGraph::takes(const torch::jit::Stack& stack) const {
   const auto given = torch::jit::last(stack, inputs_);
+  if (!std::all_of(fractional_.begin(), fractional_.end(),
+                   [&given](size_t i) { return names_fractional(given[i]); })) {
+    return true;
+  }
+  if (unchecked_.empty()) {
+    return false;
+  }
   const bool idle =
       !c10::GradMode::is_enabled() || std::none_of(given.begin(), given.end(), requires_gradient);
   return idle ? any_ : !all_ && std::any_of(unchecked_.begin(), unchecked_.end(), [&given](size_t i) {
@@ -54,6 +75,6 @@ bool GraphOfLists::takes(const torch::jit::Stack& stack) const {
   });
 }
 
-void GraphOfLists::run(torch::jit::Stack& stack) const { torch::jit::InterpreterState(*code_).run(stack); }
+void UncheckedGraph::run(torch::jit::Stack& stack) const { torch::jit::InterpreterState(*code_).run(stack); }
 
 }  // namespace tsfuser
