@@ -1,10 +1,10 @@
 #include "call/room.h"
 
 #include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <utility>
-#include <vector>
 
 namespace tsfuser {
 namespace {
@@ -21,7 +21,7 @@ bool is_as_made(const at::Tensor& tensor, const Room& room) {
   if (tensor.dim() < 3 || tensor.storage_offset() != 0 || tensor.const_data_ptr() != room.data) {
     return false;
   }
-  std::vector<int64_t> inner_to_outer = {-1, -2};
+  c10::SmallVector<int64_t, 8> inner_to_outer = {-1, -2};
   if (tensor.stride(-2) == 1 && tensor.stride(-1) != 1) {
     std::swap(inner_to_outer[0], inner_to_outer[1]);
   }

@@ -9,8 +9,8 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/clone_ops.h>
-#include <ATen/ops/empty_strided_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/util/complex.h>
@@ -53,11 +53,11 @@ at::Tensor new_tensor(c10::Device device, c10::ScalarType dtype, at::IntArrayRef
   if (device.is_cpu()) {
     return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype));
   }
-  // The backend's own kernel, without BackendSelect and autograd in front of it: it uses whatever allocator,
+  // What the backend's own kernel does, but for the device, which is the current one: whatever allocator,
   // memory pool or capture torch has in force.
-  return at::_ops::empty_strided::redispatch(
-      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefUnchecked(sizes),
-      c10::fromIntArrayRefUnchecked(strides), dtype, c10::kStrided, device, std::nullopt);
+  return at::Tensor(at::detail::empty_strided_generic(sizes, strides,
+                                                      at::detail::getCUDAHooks().getCUDADeviceAllocator(),
+                                                      c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
 }
 
 at::Tensor new_with_room(c10::Device device, const Allocation& wanted, at::IntArrayRef sizes,
@@ -207,7 +207,7 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
   const auto inputs = torch::jit::last(stack, input_count);
   const c10::Device device = arguments.device;
   c10::OptionalDeviceGuard guard;
-  if (device.is_cuda()) {
+  if (device.is_cuda() && c10::impl::getDeviceGuardImpl(device.type())->getDevice() != device) {
     guard.reset_device(device);
   }
   // Inline storage for usual plans: steady calls do not touch the heap but for the tensors themselves.

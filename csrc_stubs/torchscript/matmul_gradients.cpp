@@ -51,6 +51,9 @@ at::Tensor multiplied(const at::Tensor& left, const at::Tensor& right, bool may_
   if (may_be_part && (dim_with_room(left) || dim_with_room(right))) {
     return product_with_room(left, right);
   }
+  if (left.dim() == 2 && right.dim() == 2) {
+    return left.mm(right);
+  }
   const bool is_batch = left.dim() == 3 && right.dim() == 3 && left.size(0) == right.size(0);
   return is_batch ? left.bmm(right) : at::matmul(left, right);
 }
@@ -65,12 +68,12 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims
     return left * right;
   }
   if (first == second && first > 2 && dims == 2) {  // one product sums over the batch
-    const at::Tensor lefts = stacked(transposed_with_room(left));
+    const at::Tensor lefts = stacked(left.transpose(-2, -1));
     const at::Tensor rights = stacked(right);
     return column_major ? rights.t().mm(lefts).t() : lefts.t().mm(rights);
   }
   if (first > 2 && first == second + 1 && dims == 1) {
-    return stacked(transposed_with_room(left)).t().mm(stacked(right.unsqueeze(-1))).squeeze(-1);
+    return stacked(left.transpose(-2, -1)).t().mm(stacked(right.unsqueeze(-1))).squeeze(-1);
   }
   if (first + second == dims) {  // of vectors
     return at::matmul(left.unsqueeze(first), right.unsqueeze(second == 1 ? 0 : -2));

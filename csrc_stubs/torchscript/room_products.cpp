@@ -13,19 +13,19 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
-#include <vector>
 
 namespace tsfuser {
 namespace {
 
-// The size of dim `dim`, -1 or -2, with its room.
-int64_t wide_size(const at::Tensor& matrices, int64_t dim) {
+// The size of dim `dim`, -1 or -2, with its room, if that is the dim that has room.
+int64_t wide_size(const at::Tensor& matrices, int64_t dim, int64_t dim_of_room) {
   const int64_t size = matrices.size(dim);
-  return dim_with_room(matrices) == dim ? whole_accesses(size) : size;
+  return dim == dim_of_room ? whole_accesses(size) : size;
 }
 
 // Whether memory holds the matrices one behind another, at equal distances.
@@ -54,6 +54,20 @@ at::Tensor widened(const at::Tensor& matrices, int64_t rows, int64_t columns) {
                              {matrices.stride(-3), matrices.stride(-2), matrices.stride(-1)});
 }
 
+// The product of batches that `are_batches`, of which `whole` has the matrices in one dim, as a part of it.
+at::Tensor part_of(const at::Tensor& whole, const at::Tensor& a, const at::Tensor& b) {
+  c10::SmallVector<int64_t, 5> sizes(a.sizes().begin(), a.sizes().end()), strides(a.dim());
+  sizes.back() = b.size(-1);
+  strides.end()[-1] = whole.stride(2);
+  strides.end()[-2] = whole.stride(1);
+  int64_t step = whole.stride(0);
+  for (int64_t d = a.dim() - 3; d >= 0; --d) {
+    strides[d] = step;
+    step *= sizes[d];
+  }
+  return whole.as_strided(sizes, strides);
+}
+
 // Whether the result has a dim of size 1: results of a part get other strides there than those of the whole.
 bool has_ones(const at::Tensor& a, const at::Tensor& b) {
   const auto outer = a.sizes().slice(0, a.dim() - 1);
@@ -64,21 +78,23 @@ bool has_ones(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor product_with_room(const at::Tensor& a, const at::Tensor& b) {
   const bool recorded = c10::GradMode::is_enabled() && (a.requires_grad() || b.requires_grad());
-  if (recorded || (!dim_with_room(a) && !dim_with_room(b)) || !are_batches(a, b)) {
+  const int64_t of_a = dim_with_room(a), of_b = dim_with_room(b);
+  if (recorded || (!of_a && !of_b) || !are_batches(a, b)) {
     return at::matmul(a, b);
   }
-  const int64_t rows = wide_size(a, -2), columns = wide_size(b, -1);
-  const int64_t inner = std::min(wide_size(a, -1), wide_size(b, -2));  // of both, or of neither
+  const int64_t rows = wide_size(a, -2, of_a), columns = wide_size(b, -1, of_b);
+  const int64_t inner = std::min(wide_size(a, -1, of_a), wide_size(b, -2, of_b));  // of both, or of neither
   const bool is_part = rows != a.size(-2) || columns != b.size(-1);
   if (is_part && has_ones(a, b)) {
     return at::matmul(a, b);
   }
   const at::Tensor product = widened(a, rows, inner).bmm(widened(b, inner, columns));
-  std::vector<int64_t> sizes = a.sizes().vec();
-  sizes.end()[-2] = rows;
-  sizes.end()[-1] = columns;
-  const at::Tensor whole = at::_unsafe_view(product, sizes);  // autograd knows no view
-  return is_part ? whole.narrow(-2, 0, a.size(-2)).narrow(-1, 0, b.size(-1)) : whole;
+  if (is_part) {
+    return part_of(product, a, b);
+  }
+  c10::SmallVector<int64_t, 5> sizes(a.sizes().begin(), a.sizes().end());
+  sizes.back() = columns;
+  return at::_unsafe_view(product, sizes);  // autograd knows no view
 }
 
 at::Tensor transposed_with_room(const at::Tensor& matrices) {
