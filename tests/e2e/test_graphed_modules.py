@@ -197,6 +197,7 @@ def test_evaluation_calls_the_module_with_any_shape():
     module = Block(48, 0.25).to(DEVICE)
     x, _ = inputs()
     replayed = graphed(scripted(module), x).eval()
+    module.eval()  # the replayed one is a script, with a mode of its own
     with torch.no_grad():
         for _ in range(3):
             replayed(x)
