@@ -106,12 +106,15 @@ bool asks_a_tensor(const Node* node) {
 // Whether the maker of the value, which moves elements, gives dims where its operand has some, and none
 // where that has none.
 bool keeps_rank(const Node* maker) {
-  static const Kinds permuted = {c10::Symbol::fromQualString("tsfuser::permuted_sizes"),
-                                 c10::Symbol::fromQualString("tsfuser::swapped_sizes")};
+  static const Kinds kinds = {c10::Symbol::fromQualString("tsfuser::permuted_sizes"),
+                              c10::Symbol::fromQualString("tsfuser::swapped_sizes"),
+                              c10::Symbol::fromQualString("tsfuser::sliced_sizes")};
   const auto rule = op_facts().size_rules.find(maker->kind());
   return is_kind(op_facts().same_sizes, maker) ||
-         (rule != op_facts().size_rules.end() && permuted.count(rule->second.kind) != 0);
+         (rule != op_facts().size_rules.end() && kinds.count(rule->second.kind) != 0);
 }
+
+Value* origin_of_join(Node* node, bool same_rank);
 
 // The value whose dtype and device the value has, whatever they are. `same_rank`: and that has dims if the
 // value has some.
@@ -124,8 +127,30 @@ Value* origin_of(Value* value, bool same_rank) {
   if (value->offset() != 0) {
     return value;
   }
+  if (Value* shared = origin_of_join(maker, same_rank)) {
+    return shared;
+  }
   const bool moves = is_kind(facts.moved, maker) && (!same_rank || keeps_rank(maker));
   return moves || is_kind(facts.like_first, maker) ? origin_of(maker->inputs()[0], same_rank) : value;
+}
+
+// That of all tensors that the node joins, as of the halves of a rotary embedding; null if they have none in
+// common.
+Value* origin_of_join(Node* node, bool same_rank) {
+  const bool joins = node->kind() == c10::aten::cat || (node->kind() == c10::aten::stack && !same_rank);
+  if (!joins || node->input(0)->node()->kind() != c10::prim::ListConstruct ||
+      !is_left_as_made(node->input(0))) {
+    return nullptr;
+  }
+  Value* shared = nullptr;
+  for (Value* joined : node->input(0)->node()->inputs()) {
+    Value* origin = origin_of(joined, same_rank);
+    if (shared && origin != shared) {
+      return nullptr;
+    }
+    shared = origin;
+  }
+  return shared;
 }
 
 bool promotes(const Node* maker) {

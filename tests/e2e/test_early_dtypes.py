@@ -34,6 +34,13 @@ def extremes(x: Tensor, scale: Tensor, residual: Tensor):
     return torch.tanh(torch.min(y, residual) * ones) * ones
 
 
+def rotated(x: Tensor, scale: Tensor, residual: Tensor):
+    """A rotary embedding: halves of one tensor are joined the other way round."""
+    y = torch.cumsum(x, 0)
+    z = y * scale + torch.cat((-y[..., 2:], y[..., :2]), -1) * residual
+    return torch.sigmoid(z * torch.ones([1], dtype=z.dtype, device=z.device)) * z
+
+
 def operands(device, shapes, dtypes=(torch.float64,) * 3):
     generator = torch.Generator().manual_seed(7)
     made = [torch.randn(s, generator=generator, dtype=torch.float64) * 2 for s in shapes]
@@ -44,6 +51,7 @@ SHAPES = {
     scaled: ((6, 5), (3, 1), (3, 6)),
     added_and_moved: ((6, 5), (5,), (6, 1)),
     extremes: ((6, 5), (5,), (6, 1)),
+    rotated: ((6, 4), (4,), (6, 1)),
 }
 
 
@@ -61,7 +69,7 @@ def test_one_group_computes_what_is_scaled_and_the_rest(device, program):
             got = gradients(scripted, tensors)
     forward = [o.graph for o in seen if o.graph.findNode("prim::AutogradAllNonZero") is None]
     groups = [kinds(g) for graph in forward for g in graph.findAllNodes("prim::CudaFusionGroup", True)]
-    joint = {scaled: 2, added_and_moved: 4, extremes: 4}[program]
+    joint = {scaled: 2, added_and_moved: 4, extremes: 4, rotated: 4}[program]
     pointwise = ("aten::mul", "aten::sub", "aten::max", "aten::min")
     assert max(sum(kind in pointwise for kind in g) for g in groups) >= joint
     for mine, theirs in zip(got, gradients(program, tensors), strict=True):
@@ -71,7 +79,7 @@ def test_one_group_computes_what_is_scaled_and_the_rest(device, program):
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-@pytest.mark.parametrize("program", [added_and_moved, extremes])
+@pytest.mark.parametrize("program", [added_and_moved, extremes, rotated])
 def test_other_dtypes_and_ranks(device, program):
     """In later calls, too, the result has eager's dtype: a tensor without dims promotes less."""
     scripted = fresh(program)
@@ -79,7 +87,8 @@ def test_other_dtypes_and_ranks(device, program):
         for _ in range(4):
             gradients(scripted, operands(device, SHAPES[program]))
         for dtypes in itertools.product(DTYPES, DTYPES[:2], DTYPES[2:]):
-            for shapes in (SHAPES[program], ((6, 5), (), (6, 1)), ((6, 5), (5,), ()), ((5,), (), ())):
+            x, scale, residual = SHAPES[program]
+            for shapes in (SHAPES[program], (x, (), residual), (x, scale, ()), (scale, (), ())):
                 tensors = operands(device, shapes, dtypes)
                 got, want = gradients(scripted, tensors), gradients(program, tensors)
                 true = gradients(program, [t.double() for t in tensors])
@@ -104,6 +113,9 @@ RANKS = {
     "a copy gets a dim": "y = a.clone(); y.unsqueeze_(0); z = y + x",
     "loses its dims": "y = x.double().mean(0, keepdim=True) * b; y.squeeze_(); z = y * x",
     "an operand of an operand": "y = a * b; u = y * 2.0 + y; y.unsqueeze_(0); z = (y - u) * x",
+    "is joined": "y = torch.cat([-a[None], a.unsqueeze(0) * b]); z = y.sum() * x[:1] + (y * b)[:1]",
+    "gets a dim and is joined": "y = a.neg(); y.unsqueeze_(0); z = torch.cat([y, -y, y]) + x",
+    "loses a dim behind a join": "y = torch.cat([b[None], -b[None]])[:1]; y.squeeze_(); z = y * x + x",
     "is resized": "y = a * a; torch.exp(x.double(), out=y); z = y + x",
 }
 

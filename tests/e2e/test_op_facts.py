@@ -90,6 +90,22 @@ def test_an_op_keeps_a_dtype_or_does_not(name):
         assert row.keeps_dtype == all(kept)
 
 
+ONE_OPERAND = [
+    name for name, row in ROWS.items() if row.family == "pointwise" and row.dtype_rule == "first"
+]
+
+
+@pytest.mark.parametrize("name", ONE_OPERAND)
+def test_a_result_of_the_operands_dtype_has_it_whatever_it_is(name):
+    op = getattr(torch.ops.aten, ROWS[name].name.removeprefix("aten::"))
+    for dtype in table.ALL:
+        try:
+            result = op(torch.ones(3).to(getattr(torch, dtype)))
+        except RuntimeError:
+            continue
+        assert result.dtype == getattr(torch, dtype)
+
+
 def storages(given):
     given = given if isinstance(given, (tuple, list)) else [given]
     return {v.untyped_storage().data_ptr() for v in given if isinstance(v, torch.Tensor) and v.numel()}

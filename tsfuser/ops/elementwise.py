@@ -33,15 +33,22 @@ def unary(
     smooth: bool = True,
     error: str = "result",
     derivative: tuple[str, ...] = (),
+    dtype_rule: str = "first",
     **facts_of_symbol,
 ) -> None:
-    """The row of `aten::name(Tensor self)`, and its symbol. `facts_of_symbol`: see `ir.symbols.define`."""
+    """The row of `aten::name(Tensor self)`, and its symbol. `dtype_rule`: see `table.Row`, by DEFAULT only.
+    `facts_of_symbol`: see `ir.symbols.define`."""
     symbol = define(name, template, **facts_of_symbol)
 
     def evaluate(b: Builder, self: Value) -> Value:
         return elementwise(b, symbol, (self,), rule, dtypes)
 
-    facts = {"in_place_early": in_place_early, "error": error, "derivative": derivative}
+    facts = {
+        "in_place_early": in_place_early,
+        "error": error,
+        "derivative": derivative,
+        "dtype_rule": dtype_rule if rule == DEFAULT else "",
+    }
     _register(name, ("",), template, rule, dtypes, evaluate, smooth, **facts)
 
 

@@ -33,6 +33,7 @@ unary(
     cheap=True,
     grows=(2,),
     positive=True,
+    dtype_rule="",  # of bools it gives integers
 )
 unary("ceil", "ceil({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("floor", "floor({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
