@@ -90,9 +90,7 @@ def test_an_op_keeps_a_dtype_or_does_not(name):
         assert row.keeps_dtype == all(kept)
 
 
-ONE_OPERAND = [
-    name for name, row in ROWS.items() if row.family == "pointwise" and row.dtype_rule == "first"
-]
+ONE_OPERAND = [name for name, row in ROWS.items() if row.family == "pointwise" and row.dtype_rule == "first"]
 
 
 @pytest.mark.parametrize("name", ONE_OPERAND)
