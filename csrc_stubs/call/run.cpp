@@ -53,8 +53,8 @@ at::Tensor new_tensor(c10::Device device, c10::ScalarType dtype, at::IntArrayRef
   if (device.is_cpu()) {
     return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype));
   }
-  // What the backend's own kernel does, but for the device, which is the current one: whatever allocator,
-  // memory pool or capture torch has in force.
+  // What the backend's own kernel does: it uses whatever allocator, memory pool or capture torch has in
+  // force. The caller has made the device the current one.
   return at::Tensor(at::detail::empty_strided_generic(sizes, strides,
                                                       at::detail::getCUDAHooks().getCUDADeviceAllocator(),
                                                       c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));

@@ -414,8 +414,8 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   auto views = views_given(*node);
   const bool hidden = !views.empty() || plain;  // from tools that look for torch's operation
   const auto program = direct || hidden ? DirectGraph::program_of(*node, run) : nullptr;
-  if (direct && !plain) {
-    direct->take(*node, program);
+  if (direct && (!plain || plain->asks_for_dtypes_only())) {
+    direct->take(*node, program, plain);
   }
   if (!hidden) {
     return run;

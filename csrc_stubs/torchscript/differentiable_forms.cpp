@@ -37,6 +37,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -57,11 +58,32 @@ bool is_none(const Value* value) {
   return constant && constant->isNone();
 }
 
-// Or that of a tensor, which each call is asked for (open_dtypes.h).
+// Whether an op that autodiff takes reads the value, or what a stand-in of early_dtypes.cpp is promoted of:
+// then torch notes its dtype while it profiles.
+bool is_noted(const Value* tensor, std::unordered_set<const Value*>& seen) {
+  const Node* maker = tensor->node();
+  if (!seen.insert(tensor).second) {
+    return false;
+  }
+  if (is_tensor(tensor) && asks_for_type(maker)) {
+    return std::any_of(maker->inputs().begin(), maker->inputs().end(), [&seen](const Value* operand) {
+      return is_tensor(operand) && is_noted(operand, seen);
+    });
+  }
+  return std::any_of(tensor->uses().begin(), tensor->uses().end(), [&seen](const torch::jit::Use& use) {
+    return is_profile(use.user) ? is_noted(use.user->output(), seen) : may_be_inside(use.user);
+  });
+}
+
+// Whether the dtype is fractional, or that of a tensor of which torch notes it; each call is asked for it,
+// too (open_dtypes.h).
 bool may_be_fractional(const Value* dtype) {
-  const auto constant = torch::jit::toIValue(dtype);
-  return constant ? constant->isInt() && at::isFloatingType(static_cast<at::ScalarType>(constant->toInt()))
-                  : dtype->node()->kind() == c10::prim::dtype;
+  if (const auto constant = torch::jit::toIValue(dtype)) {
+    return constant->isInt() && at::isFloatingType(static_cast<at::ScalarType>(constant->toInt()));
+  }
+  std::unordered_set<const Value*> seen;
+  return dtype->node()->kind() == c10::prim::dtype && is_tensor(dtype->node()->input()) &&
+         is_noted(behind_profile(dtype->node()->input()), seen);
 }
 
 // The number, of the code and real, that a value is.

@@ -1,6 +1,7 @@
 #include "torchscript/direct.h"
 #include "call/counters.h"
 #include "torchscript/nodes.h"
+#include "torchscript/unchecked_graph.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -192,7 +193,8 @@ std::shared_ptr<torch::jit::Code> DirectGraph::program_of(const Node& node,
   return std::make_shared<torch::jit::Code>(graph, "");
 }
 
-void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> program) {
+void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> program,
+                       std::shared_ptr<const UncheckedGraph> plain) {
   const auto forwards = program->diff_graph_op_executors(), backwards = program->grad_executors();
   auto& forward = *node.g(c10::attr::Subgraph);
   const auto& gradients = node.is(c10::attr::df_input_vjps);
@@ -214,6 +216,7 @@ void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> progr
     plain_backward_ = std::make_unique<torch::jit::Code>(plain, "");
   }
   code_ = std::move(program);
+  plain_ = std::move(plain);
 }
 
 void DirectGraph::note_what_is_saved(const Node& node) {
@@ -310,6 +313,9 @@ void forget_histories(Stack& stack, size_t outputs) {
 }  // namespace
 
 void DirectGraph::run(Stack& stack) const {
+  if (plain_ && plain_->takes(stack)) {
+    return plain_->run(stack);
+  }
   const auto node = DirectBackward::make(shared_from_this());
   const auto inputs = torch::jit::last(stack, inputs_);
   for (const int64_t i : differentiated_) {

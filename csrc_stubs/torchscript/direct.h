@@ -35,6 +35,8 @@ struct Node;
 
 namespace tsfuser {
 
+class UncheckedGraph;
+
 class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
  public:
   // For the differentiable graph behind the check, where the fallback takes and gives the same; else null.
@@ -49,8 +51,10 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   // A program of the node alone, with the operation that torch has made of it: it tells the executors.
   static std::shared_ptr<torch::jit::Code> program_of(const torch::jit::Node& node,
                                                       const torch::jit::Operation& operation);
-  // Takes hold of the executors in the program, which is of the node.
-  void take(const torch::jit::Node& node, std::shared_ptr<torch::jit::Code> program);
+  // Takes hold of the executors in the program, which is of the node. `plain`, which may be null, runs the
+  // calls that it takes.
+  void take(const torch::jit::Node& node, std::shared_ptr<torch::jit::Code> program,
+            std::shared_ptr<const UncheckedGraph> plain);
   // Whether calls may run here. Finds out whether they may do so without executors by now.
   bool takes_calls();
   // From the inputs to the results of the differentiable graph.
@@ -69,6 +73,7 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   std::atomic<State> state_{State::Profiling};
   std::mutex mutex_;                        // of the change to Ready
   std::shared_ptr<torch::jit::Code> code_;  // holds the executors
+  std::shared_ptr<const UncheckedGraph> plain_;
   torch::jit::GraphExecutor* forward_executor_ = nullptr;
   torch::jit::GraphExecutor* backward_executor_ = nullptr;
   std::unique_ptr<const StepList> forward_, backward_;

@@ -211,9 +211,14 @@ class EarlyDtypes {
   // Whether no operand gets dims, or loses all, before it is promoted: a stand-in is made as early as the
   // operand is.
   bool may_stand_for(Value* result) {
+    const auto [place, is_new] = may_stand_for_.emplace(result, false);
+    if (!is_new) {
+      return place->second;
+    }
     const auto operands = operands_of(result->node());
-    return std::all_of(operands.begin(), operands.end(),
-                       [this](Value* operand) { return !is_tensor(operand) || keeps_its_rank(operand); });
+    return may_stand_for_[result] = std::all_of(operands.begin(), operands.end(), [this](Value* operand) {
+             return !is_tensor(operand) || keeps_its_rank(operand);
+           });
   }
 
   bool keeps_its_rank(Value* operand) {
@@ -247,6 +252,7 @@ class EarlyDtypes {
 
   Graph& graph_;
   std::unordered_map<const Value*, Value*> stand_ins_;
+  std::unordered_map<const Value*, bool> may_stand_for_;
 };
 
 }  // namespace

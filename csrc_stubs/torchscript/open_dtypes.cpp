@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace tsfuser {
 namespace {
@@ -33,8 +34,8 @@ class OpenDtypesOf {
       if (node->inputs().empty() || moving_.count(node->input(0)) == 0) {
         continue;
       }
-      if (node->kind() == c10::aten::type_as) {
-        ask_tensor(node->input(1));
+      if (const Value* like = cast_like(node)) {
+        ask_tensor(like);
       } else if (const Value* dtype = given_dtype(node); dtype && !torch::jit::toIValue(dtype)) {
         ask_dtype(dtype);  // constants are known when torch differentiates
       }
@@ -62,7 +63,7 @@ class OpenDtypesOf {
   }
 
   // What decides the dtype of a value in the graph, a tensor or a list of some. What an op makes of a
-  // fractional operand is fractional, if the op has a derivative.
+  // fractional operand is fractional, unless the op passes no gradient on (`flat`), as a comparison.
   void ask_tensor(const Value* tensor) {
     const Node* maker = tensor->node();
     const auto inputs = maker->inputs();
@@ -74,8 +75,8 @@ class OpenDtypesOf {
       for (const torch::jit::Block* block : maker->blocks()) {
         ask_tensor(block->outputs()[tensor->offset()]);
       }
-    } else if (maker->kind() == c10::aten::type_as) {
-      ask_tensor(inputs[1]);
+    } else if (const Value* like = cast_like(maker)) {
+      ask_tensor(like);
     } else if (maker->kind() == c10::aten::where && inputs.size() == 3) {
       ask_tensor(inputs[is_tensor(inputs[1]) ? 1 : 2]);
     } else if (const auto dtype = given_dtype(maker)) {
@@ -87,6 +88,12 @@ class OpenDtypesOf {
     }
   }
 
+  // The tensor whose dtype a cast gives another one; null for other ops.
+  static const Value* cast_like(const Node* node) {
+    const bool casts = node->kind() == c10::aten::type_as || node->kind() == c10::aten::to;
+    return casts && node->inputs().size() > 1 && is_tensor(node->input(1)) ? node->input(1) : nullptr;
+  }
+
   // The dtype that an op is told; null if it follows from the operands.
   static const Value* given_dtype(const Node* node) {
     const auto* schema = node->maybeSchema();
@@ -95,7 +102,8 @@ class OpenDtypesOf {
     return given && given->type()->kind() != c10::TypeKind::NoneType ? given : nullptr;
   }
 
-  // The operand whose dtype the result of an op has, or promotes: the first, or the first of a list.
+  // The operand that makes the result fractional if it is: the first, or the first of a list. If it is not,
+  // another one might, but then the graph counts as one that no call may run.
   static const Value* first_operand(const Value* result) {
     const Node* maker = result->node();
     const bool any_result =
@@ -119,39 +127,47 @@ class OpenDtypesOf {
 
   // Whether torch's check lets the call pass only if the tensor requires a gradient.
   bool surely_is_fractional(const Value* tensor) const {
-    const auto requires_gradient = [tensor](const Node* check) {
-      for (size_t k = 0; k + 1 < check->outputs().size(); ++k) {
-        if (tensor == check->input(k) || tensor == check->output(k)) {
-          const auto type = check->tys(c10::attr::types).at(k)->cast<c10::TensorType>();
-          return type && type->requiresGrad().value_or(false);
-        }
-      }
-      return false;
+    const auto requires_gradient = [](const Node* check, size_t k) {
+      const auto type = check->tys(c10::attr::types).at(k)->cast<c10::TensorType>();
+      return type && type->requiresGrad().value_or(false);
     };
     const auto inputs = node_.inputs();
-    return std::any_of(inputs.begin(), inputs.end(),
-                       [&](const Value* input) {
-                         return is_gradient_check(input->node()) && requires_gradient(input->node());
-                       }) ||
-           any_operand(tensor, [this](const Value* operand) { return surely_is_fractional(operand); });
+    return any_part(tensor, [&](const Value* part) {
+      return std::any_of(inputs.begin(), inputs.end(), [&](const Value* input) {
+        const Node* check = input->node();
+        const bool is_part =
+            is_gradient_check(check) && (input == part || check->input(input->offset()) == part);
+        return is_part && requires_gradient(check, input->offset());
+      });
+    });
   }
 
   static bool was_fractional(const Value* tensor) {
-    const auto type = tensor->type()->cast<c10::TensorType>();
-    return (type && type->scalarType() && is_fractional(*type->scalarType())) ||
-           any_operand(tensor, was_fractional);
+    return any_part(tensor, [](const Value* part) {
+      const auto type = part->type()->cast<c10::TensorType>();
+      return type && type->scalarType() && is_fractional(*type->scalarType());
+    });
   }
 
-  // Of what early_dtypes.cpp has put in the place of the tensor: what it stands for is promoted of the
-  // operands, or a cast of one, so it is fractional if one of them is.
+  // Of the tensor, and of what it is promoted of, or a cast of, where it is a stand-in of early_dtypes.cpp:
+  // it is fractional if one of these is.
   template <typename Predicate>
-  static bool any_operand(const Value* tensor, const Predicate& predicate) {
-    if (!asks_for_type(tensor->node()) || !is_tensor(tensor)) {
-      return false;
+  static bool any_part(const Value* tensor, const Predicate& predicate) {
+    std::vector<const Value*> parts = {tensor};
+    std::unordered_set<const Value*> seen = {tensor};
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (predicate(parts[i])) {
+        return true;
+      }
+      if (is_tensor(parts[i]) && asks_for_type(parts[i]->node())) {
+        for (const Value* operand : parts[i]->node()->inputs()) {
+          if (is_tensor(operand) && seen.insert(operand).second) {
+            parts.push_back(operand);
+          }
+        }
+      }
     }
-    const auto operands = tensor->node()->inputs();
-    return std::any_of(operands.begin(), operands.end(),
-                       [&](const Value* operand) { return is_tensor(operand) && predicate(operand); });
+    return false;
   }
 
   const Node& node_;

@@ -17,11 +17,10 @@ struct Node;
 namespace tsfuser {
 
 struct OpenDtypes {
-  // Whether all of them were fractional when torch profiled, as far as they are known: autodiff's backward
-  // is made for that.
+  // Whether all of them were fractional when torch profiled: autodiff's backward is made for that.
   bool fractional = true;
-  // Inputs that have to be fractional in each call: tensors, or dtypes as ints. Without those that surely
-  // are, as torch's check lets them pass only if they require a gradient.
+  // Inputs, tensors or dtypes as ints, that have to be fractional in each call. Not those that surely are:
+  // torch's check passes them only if they require a gradient.
   std::vector<size_t> inputs;
 };
 

@@ -88,11 +88,13 @@ const char* state(GraphExecutor& executor, bool training) {
   if (training != found.differentiable && !found.fallbacks.empty()) {
     return state(found.fallbacks, training);
   }
-  std::vector<GraphExecutor*> forwards;
-  for (const auto& executors : differentiable_executors(plan.code)) {
-    forwards.push_back(executors.forward);
+  std::vector<GraphExecutor*> forwards, backwards;
+  for (const auto& [forward, backward] : differentiable_executors(plan.code)) {
+    forwards.push_back(forward);
+    backwards.push_back(backward);
   }
-  return found.groups ? "fused" : state(forwards, false);
+  const bool fused = found.groups || state(backwards, false) == std::string("fused");
+  return fused ? "fused" : state(forwards, false);
 }
 
 std::string optimised(torch::jit::Function& function, bool training) {

@@ -35,8 +35,10 @@ std::shared_ptr<UncheckedGraph> UncheckedGraph::of(const torch::jit::Node& node)
       made->unchecked_.push_back(i);
     }
   }
-  made->fractional_ = open_dtypes(node).inputs;
-  if (made->unchecked_.empty() && made->fractional_.empty()) {
+  const OpenDtypes dtypes = open_dtypes(node);
+  made->fractional_ = dtypes.inputs;
+  made->always_ = !dtypes.fractional;
+  if (made->unchecked_.empty() && made->fractional_.empty() && !made->always_) {
     return nullptr;
   }
   const auto results = static_cast<size_t>(node.i(c10::attr::f_real_outputs));
@@ -61,8 +63,8 @@ std::shared_ptr<UncheckedGraph> UncheckedGraph::of(const torch::jit::Node& node)
 
 bool UncheckedGraph::takes(const torch::jit::Stack& stack) const {
   const auto given = torch::jit::last(stack, inputs_);
-  if (!std::all_of(fractional_.begin(), fractional_.end(),
-                   [&given](size_t i) { return names_fractional(given[i]); })) {
+  if (always_ || !std::all_of(fractional_.begin(), fractional_.end(),
+                              [&given](size_t i) { return names_fractional(given[i]); })) {
     return true;
   }
   if (unchecked_.empty()) {

@@ -146,3 +146,17 @@ def test_the_plan_of_autocast_is_asked_for_under_autocast(device):
         assert tsfuser.explain(scripted, x).caveat == ""
     with pytest.warns(tsfuser.TsfuserWarning, match="program itself runs unfused"):
         assert tsfuser.explain(scripted, x).caveat != ""
+
+
+def test_a_function_of_which_only_the_backward_is_fused_is_not_said_to_run_unfused(device):
+    def parts(w: torch.Tensor):
+        return torch.cat([w[:2], w[2:]]).float()
+
+    scripted = fresh(parts)
+    w = torch.randn(4, 4, device=device, requires_grad=True)
+    with tsfuser.fuser():
+        for _ in range(4):
+            scripted(w).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tsfuser.TsfuserWarning)
+        assert tsfuser.explain(scripted, w).groups

@@ -8,7 +8,7 @@ import torch
 
 import tsfuser
 from kit.opsweep import plain
-from kit.support import assert_matches, script
+from kit.support import assert_matches, groups, kinds, script
 from tsfuser import _C
 
 pytestmark = pytest.mark.graphs
@@ -70,6 +70,56 @@ def test_no_gradient_passes_what_is_no_float(device, cast, calls):
             for got, want in zip(mine + slopes, theirs + expected):
                 if want is not None:
                     assert_matches(got.detach(), want.detach(), ops=20)
+
+
+@pytest.mark.parametrize(
+    "cast", [name for name in CASTS if name not in ("to whole numbers", "of no gradient")]
+)
+def test_what_is_around_the_cast_is_fused_and_runs_directly(device, cast):
+    """Also where no check of torch says that the dtype is one of floats."""
+    scripted, generator = script(PROGRAM.format(cast=CASTS[cast])), torch.Generator().manual_seed(2)
+    given = a_call(torch.float32, generator, device)
+    with tsfuser.fuser():
+        for _ in range(4):
+            results_and_gradients(scripted, given)
+        before = _C.direct_calls()
+        results_and_gradients(scripted, given)
+        assert cast == "like what is compared" or _C.direct_calls() > before
+    fused = {kind for group in groups(scripted) for kind in kinds(group)}
+    assert cast == "like what is compared" or {"aten::relu", "aten::mul"} <= fused
+
+
+#: Of w[4, 8] in float16 without a gradient, x and y[4, 8] with one, in float32 and bfloat16: x gets none.
+NOT_REACHED = {
+    "a cast of a cast": "return torch.relu(y * 2.0).type_as(x.type_as(w))",
+    "a cast of a product": "return (torch.tanh(y) * 2.0).to((x * w).dtype) * 2.0",
+}
+
+
+@pytest.mark.parametrize("program", NOT_REACHED)
+def test_what_is_asked_for_its_dtype_gets_no_gradient(device, program):
+    source = f"def f(w: Tensor, x: Tensor, y: Tensor):\n    {NOT_REACHED[program]}\n"
+    generator = torch.Generator().manual_seed(3)
+    w, x, y = (torch.randn(4, 8, generator=generator).to(device) for _ in range(3))
+    for function in (plain(source), script(source)):
+        with tsfuser.fuser():
+            for _ in range(5):
+                leaves = x.clone().requires_grad_(), y.bfloat16().requires_grad_()
+                function(w.half(), *leaves).float().sum().backward()
+                assert leaves[0].grad is None and leaves[1].grad is not None
+
+
+def test_the_dtype_of_long_products_is_asked_in_no_time(device):
+    """Each of them has two ways to the first, and so 2 ** 60 ways lead there."""
+    products = "    z = z * z\n" * 60
+    source = f"def f(x: Tensor, z: Tensor):\n{products}    return torch.tanh(x.to(z.dtype) * 2.0) * z\n"
+    scripted = script(source)
+    with tsfuser.fuser():
+        for _ in range(4):
+            x, z = (torch.ones(4, device=device).requires_grad_() for _ in range(2))
+            found = scripted(x, z)
+            found.sum().backward()
+    assert_matches(found.detach(), torch.tanh(torch.full_like(x, 2.0)).detach(), ops=8)
 
 
 NORM = """

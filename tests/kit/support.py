@@ -87,14 +87,10 @@ def all_graphs(scripted):
     def visit(state):
         for plan in plans_of(state):
             found.append(plan.graph)
-            for inner in plan.code.differentiable_op_executor_states():
-                visit(inner)
-            try:
-                backward = plan.code.grad_executor_states()
-            except RuntimeError:  # a backward that no call has run has no plan, for which torch asserts
-                continue
-            for inner in backward:
-                visit(inner)
+            for both in _C.differentiable_states(plan.code):
+                for inner in both:
+                    if inner is not None:  # what no call has run has no plan
+                        visit(inner)
 
     visit(scripted.get_debug_state())
     return found
