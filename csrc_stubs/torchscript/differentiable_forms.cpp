@@ -58,32 +58,43 @@ bool is_none(const Value* value) {
   return constant && constant->isNone();
 }
 
-// Whether an op that autodiff takes reads the value, or what a stand-in of early_dtypes.cpp is promoted of:
-// then torch notes its dtype while it profiles.
-bool is_noted(const Value* tensor, std::unordered_set<const Value*>& seen) {
-  const Node* maker = tensor->node();
-  if (!seen.insert(tensor).second) {
-    return false;
+constexpr size_t kMostValues = 1000;  // that a cast is followed back through
+
+// Whether ops that autodiff takes compute the value of one that `is_wanted`.
+template <typename Predicate>
+bool is_computed_of(const Value* value, const Predicate& is_wanted) {
+  std::vector<const Value*> values = {behind_profile(value)};
+  std::unordered_set<const Value*> seen(values.begin(), values.end());
+  for (size_t i = 0; i < std::min(values.size(), kMostValues); ++i) {
+    if (is_wanted(values[i])) {
+      return true;
+    }
+    const Node* maker = values[i]->node();
+    if (may_be_inside(maker) || maker->kind() == c10::prim::ListConstruct) {
+      for (const Value* operand : maker->inputs()) {
+        if (seen.insert(behind_profile(operand)).second) {
+          values.push_back(behind_profile(operand));
+        }
+      }
+    }
   }
-  if (is_tensor(tensor) && asks_for_type(maker)) {
-    return std::any_of(maker->inputs().begin(), maker->inputs().end(), [&seen](const Value* operand) {
-      return is_tensor(operand) && is_noted(operand, seen);
-    });
-  }
-  return std::any_of(tensor->uses().begin(), tensor->uses().end(), [&seen](const torch::jit::Use& use) {
-    return is_profile(use.user) ? is_noted(use.user->output(), seen) : may_be_inside(use.user);
-  });
+  return false;
 }
 
-// Whether the dtype is fractional, or that of a tensor of which torch notes it; each call is asked for it,
-// too (open_dtypes.h).
-bool may_be_fractional(const Value* dtype) {
+// Whether the dtype of a cast is fractional, or that of a tensor of which the operand is computed, as where
+// a norm is cast back: such a tensor is in the differentiable graph, and torch notes its dtype while it
+// profiles. Each call is asked for it, too (open_dtypes.h).
+bool may_be_fractional(const Value* dtype, const Value* operand) {
   if (const auto constant = torch::jit::toIValue(dtype)) {
     return constant->isInt() && at::isFloatingType(static_cast<at::ScalarType>(constant->toInt()));
   }
-  std::unordered_set<const Value*> seen;
-  return dtype->node()->kind() == c10::prim::dtype && is_tensor(dtype->node()->input()) &&
-         is_noted(behind_profile(dtype->node()->input()), seen);
+  if (dtype->node()->kind() != c10::prim::dtype || !is_tensor(dtype->node()->input())) {
+    return false;
+  }
+  const auto parts = parts_of_type(behind_profile(dtype->node()->input()));
+  return is_computed_of(operand, [&parts](const Value* value) {
+    return std::find(parts.begin(), parts.end(), value) != parts.end();
+  });
 }
 
 // The number, of the code and real, that a value is.
@@ -376,8 +387,9 @@ bool is_idle_cast(const Node* node) {
 }
 
 bool is_read_cast(const Node* node) {
-  return node->kind() == c10::aten::to && node->inputs().size() == 5 && may_be_fractional(node->input(1)) &&
-         is_false(node->input(2)) && is_false(node->input(3)) && is_none(node->input(4)) &&
+  return node->kind() == c10::aten::to && node->inputs().size() == 5 &&
+         may_be_fractional(node->input(1), node->input(0)) && is_false(node->input(2)) &&
+         is_false(node->input(3)) && is_none(node->input(4)) &&
          is_only_read(node->output());  // its memory may be that of its operand
 }
 

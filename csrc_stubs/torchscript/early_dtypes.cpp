@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -258,6 +259,22 @@ class EarlyDtypes {
 }  // namespace
 
 bool asks_for_type(const Node* node) { return asks_a_tensor(node) || stand_ins().count(node->kind()) != 0; }
+
+std::vector<const Value*> parts_of_type(const Value* tensor) {
+  std::vector<const Value*> parts = {tensor};
+  std::unordered_set<const Value*> seen(parts.begin(), parts.end());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!is_kind(stand_ins(), parts[i]->node())) {
+      continue;
+    }
+    for (const Value* operand : parts[i]->node()->inputs()) {
+      if (is_tensor(operand) && seen.insert(behind_profile(operand)).second) {
+        parts.push_back(behind_profile(operand));
+      }
+    }
+  }
+  return parts;
+}
 
 void ask_dtypes_early(Graph& graph, const Node*) {
   EarlyDtypes dtypes(graph);

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 namespace tsfuser {
 namespace {
@@ -149,25 +148,10 @@ class OpenDtypesOf {
     });
   }
 
-  // Of the tensor, and of what it is promoted of, or a cast of, where it is a stand-in of early_dtypes.cpp:
-  // it is fractional if one of these is.
   template <typename Predicate>
   static bool any_part(const Value* tensor, const Predicate& predicate) {
-    std::vector<const Value*> parts = {tensor};
-    std::unordered_set<const Value*> seen = {tensor};
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (predicate(parts[i])) {
-        return true;
-      }
-      if (is_tensor(parts[i]) && asks_for_type(parts[i]->node())) {
-        for (const Value* operand : parts[i]->node()->inputs()) {
-          if (is_tensor(operand) && seen.insert(operand).second) {
-            parts.push_back(operand);
-          }
-        }
-      }
-    }
-    return false;
+    const auto parts = parts_of_type(tensor);
+    return std::any_of(parts.begin(), parts.end(), predicate);
   }
 
   const Node& node_;

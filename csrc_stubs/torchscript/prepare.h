@@ -96,6 +96,9 @@ void disarm(torch::jit::Node* node);
 // Whether the node asks tensors for no more than dtype, device, and whether they have dims
 // (early_dtypes.cpp).
 bool asks_for_type(const torch::jit::Node* node);
+// The tensor and, where it stands for another one that is only asked for dtype and device, what that is
+// promoted of, or a cast of, and so on: where one of these is fractional, so is what it stands for.
+std::vector<const torch::jit::Value*> parts_of_type(const torch::jit::Value* tensor);
 // Whether something reads the value besides what asks for its sizes, dtype or device, so that errors of what
 // makes it are still raised if it is not asked (early_sizes.cpp).
 bool is_read(const torch::jit::Value* value);

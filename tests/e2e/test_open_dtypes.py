@@ -89,6 +89,43 @@ def test_what_is_around_the_cast_is_fused_and_runs_directly(device, cast):
     assert cast == "like what is compared" or {"aten::relu", "aten::mul"} <= fused
 
 
+#: Casts to the dtype of what the operand is not computed of, which torch may not note, stand between groups.
+ELSEWHERE = {
+    "nothing reads it": "z = 0",
+    "another result is computed of it": "z = torch.tanh(like)",
+    "another result, behind what autodiff does not take": "z = torch.cumsum(torch.tanh(like), 0)",
+}
+
+
+@pytest.mark.parametrize("reader", ELSEWHERE)
+def test_a_cast_to_the_dtype_of_another_tensor_leaves_the_rest_fused(device, reader):
+    lines = [
+        ELSEWHERE[reader],
+        "y = torch.relu(x * 2.0) + 1",
+        "return torch.tanh(y.to(like.dtype) * 2.0) * 0.5, z",
+    ]
+    source = "def f(x: Tensor, like: Tensor):\n    " + "\n    ".join(lines) + "\n"
+    eager, scripted = plain(source), script(source)
+    generator = torch.Generator().manual_seed(4)
+    with tsfuser.fuser():
+        for dtype in [torch.float32] * 4 + [torch.float64, torch.int64, torch.float32]:
+            x, _, like = (t.to(device) for t in a_call(dtype, generator, device))
+            both = []
+            for function in (scripted, eager):
+                leaf = x.clone().requires_grad_()
+                result = function(leaf, like)[0]
+                assert result.dtype == torch.promote_types(dtype, torch.float32)
+                if result.requires_grad:
+                    result.sum().backward()
+                both.append((result.detach(), leaf.grad))
+            (mine, slope), (theirs, expected) = both
+            assert_matches(mine, theirs, ops=8)
+            assert (slope is None) == (expected is None)
+            if slope is not None:
+                assert_matches(slope, expected, ops=20)
+    assert {"aten::relu", "aten::tanh"} <= {kind for group in groups(scripted) for kind in kinds(group)}
+
+
 #: Of w[4, 8] in float16 without a gradient, x and y[4, 8] with one, in float32 and bfloat16: x gets none.
 NOT_REACHED = {
     "a cast of a cast": "return torch.relu(y * 2.0).type_as(x.type_as(w))",

@@ -19,7 +19,10 @@ for _dtype in (HALF, BFLOAT16):
     # numbers near the middle between two of 16 bits become either of them
     define(f"stored_as_{_dtype}", rounded_to("{0}", _dtype), cheap=True)
 
-_KNOWN = "(it knows type_as, and casts to a floating dtype, or a tensor's dtype, whose results are only read)"
+_KNOWN = (
+    "(it knows type_as, and casts to a floating dtype, or back to that of a tensor that the operand is "
+    "computed of, whose results are only read)"
+)
 #: Facts of all casts that may hand their operand on.
 _CAST = dict(dtypes=ALL, sizes="first", smooth=True, fresh=False, gradient="cast")
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
