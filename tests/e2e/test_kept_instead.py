@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import assert_matches, fresh, no_fallback
+from kit.support import assert_matches, fresh, kinds, no_fallback
 from tsfuser import options
 from tsfuser.frontends.torchscript import passes
 
@@ -224,3 +224,62 @@ def test_what_the_program_writes_to_itself_is_not_kept(device):
             got = step(lambda x, w, b: scripted(x * 1.0, w, b), (x, w, b))
     want = step(lambda x, w, b: writes(x * 1.0, w, b), operands(device))
     assert_close(got, want)
+
+
+# ---- copies of inputs
+
+
+def three_factors(x: Tensor, w: Tensor, b: Tensor):
+    return torch.tanh(x * 2.0) * torch.sigmoid(x) * torch.exp(x * -0.5) + (w.sum() + b.sum()) * 0.0
+
+
+def one_factor(x: Tensor, w: Tensor, b: Tensor):
+    return torch.tanh(x * 2.0) + torch.mm(torch.cumsum(x, 0), w) + b
+
+
+def two_inputs(x: Tensor, w: Tensor, b: Tensor):
+    return torch.tanh(x + b) * torch.sigmoid(x * 2.0 + w)
+
+
+SQUARE = (16, 16, 16)
+
+
+@pytest.mark.parametrize(
+    "program, expected", [(given, 2), (three_factors, 2), (one_factor, 2), (two_inputs, 3)]
+)
+def test_an_input_is_copied_where_it_stands_for_several_results(device, program, expected):
+    """The result, and what is kept; the program may write to the input before the backward."""
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        for _ in range(4):
+            got = step(scripted, operands(device, sizes=SQUARE))
+        count = stored(seen, 16 * 16)
+        changed = step(scripted, operands(device, sizes=SQUARE), lambda x, w, b, out: x.add_(1.0))
+    assert count == expected
+    assert_close(got, step(program, operands(device, sizes=SQUARE)))
+    assert_close(changed, got)
+
+
+@pytest.mark.parametrize("program", [given, three_factors])
+def test_what_is_computed_of_a_copy_is_differentiated_again(device, program):
+    x, w, b = (t.double().requires_grad_() for t in operands(device, sizes=(3, 4, 4)))
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(3):
+            scripted(x, w, b).sum().backward()
+        assert torch.autograd.gradgradcheck(lambda x: scripted(x, w, b), (x.detach().requires_grad_(),))
+
+
+def test_no_copy_of_an_input_in_32_bits_stands_for_two_in_16(device):
+    def program(x: Tensor):
+        y = x.to(torch.bfloat16)
+        return torch.tanh(y * 2.0) * torch.sigmoid(y)
+
+    scripted = fresh(program)
+    x = torch.randn(16, 16, device=device, requires_grad=True)
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(4):
+            scripted(x).float().sum().backward()
+    forward = [o.graph for o in seen if o.graph.findNode("prim::AutogradAllNonZero") is None]
+    outputs = [node for graph in forward for node in graph.findAllNodes("prim::CudaFusionGroup", True)]
+    assert "aten::clone" not in {kind for group in outputs for kind in kinds(group)}

@@ -18,13 +18,15 @@ In: `SavedValues`, of a differentiable graph. Out: the same, with other graphs, 
 that are not kept. The ops in between are elementwise (recompute.py), of one tensor that nobody writes to, and
 of what is kept anyway. Inputs that are small beside others, such as masks, are copied, since the program may
 write to them; so is what is made of those alone, such as what an attention looks up in a table of relative
-positions. What is kept instead has a gradient where the forward's value has one: the backward may be
+positions. An input that is not small is copied if then fewer tensors are written: of
+`(x * 0.5 + 0.25) * sigmoid(x)` eager keeps both factors, and the backward computes both of a copy of x. What is
+kept instead has a gradient where the forward's value has one: the backward may be
 differentiated again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from ....graph.rows import row_of
 from ....graph.wrapper import (
@@ -225,13 +227,15 @@ def compute_again(
         _small(saved.forward, names(small)),
         _still(saved.forward, names(still)),
     )
+    search.small.update(_worth_copies(search, list(_candidates(saved, dropped, in_results)), saved))
     first = nodes_in(saved.backward)[0]
     again: set[int] = set()
     # In the order of the forward: what is computed for one value may be an operand of a later one.
     order = {v.debugName(): k for k, node in enumerate(nodes_in(saved.forward)) for v in outputs(node)}
-    for j, value, argument in sorted(saved.of_outputs(), key=lambda kept: order.get(kept[1].debugName(), -1)):
+    candidates = _candidates(saved, dropped, in_results)
+    for j, value, argument in sorted(candidates, key=lambda kept: order.get(kept[1].debugName(), -1)):
         name = value.debugName()
-        if j in dropped or j not in saved.gradients or name in in_results or name not in search.kept:
+        if name not in search.kept:
             continue
         found = search.what_gives(value, argument, _gradient(saved, j))
         if found is not None:
@@ -243,6 +247,51 @@ def compute_again(
             argument.replaceAllUsesWith(result)
             again.add(j)
     return saved, again
+
+
+def _candidates(
+    saved: SavedValues, dropped: Collection[int], in_results: Collection[str]
+) -> Iterator[tuple[int, Value, Value]]:
+    """The results that are kept for the backward, and might not be, as `SavedValues.of_outputs` gives them."""
+    for j, value, argument in saved.of_outputs():
+        if j not in dropped and j in saved.gradients and value.debugName() not in in_results:
+            yield j, value, argument
+
+
+def _worth_copies(
+    search: _Search, candidates: Sequence[tuple[int, Value, Value]], saved: SavedValues
+) -> set[str]:
+    """Names of the inputs of which a copy stands for two kept results at least."""
+    copied = set()
+    for given in graph_inputs(saved.forward):
+        name = given.debugName()
+        if not is_tensor(given) or name in search.kept | search.small or name in search.own:
+            continue
+        trial = replace(search, kept=set(search.kept), small=search.small | {name})
+        found = [
+            trial.what_gives(value, argument, _gradient(saved, j))
+            for j, value, argument in candidates
+            if value.debugName() in search.kept and not _is_cast_of(value, name)
+        ]
+        if sum(f is not None and not f.instead and f.small.keys() == {name} for f in found) > 1:
+            copied.add(name)
+    return copied
+
+
+def _is_cast_of(value: Value, name: str) -> bool:
+    """Whether a cast may stand between the input of that name and the value: the copy would have another
+    size in memory."""
+    ways, seen = [value], set()
+    while ways and len(seen) < STEPS:
+        node = ways.pop().node()
+        row = row_of(node)
+        if row is not None and row[0].gradient == "cast":
+            return True
+        for operand in inputs(node):
+            if is_tensor(operand) and operand.debugName() not in (name, *seen):
+                seen.add(operand.debugName())
+                ways.append(operand)
+    return bool(ways)
 
 
 def _gradient(saved: SavedValues, output: int) -> Value:
