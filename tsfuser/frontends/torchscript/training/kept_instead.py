@@ -19,9 +19,8 @@ that are not kept. The ops in between are elementwise (recompute.py), of one ten
 of what is kept anyway. Inputs that are small beside others, such as masks, are copied, since the program may
 write to them; so is what is made of those alone, such as what an attention looks up in a table of relative
 positions. An input that is not small is copied if then fewer tensors are written: of
-`(x * 0.5 + 0.25) * sigmoid(x)` eager keeps both factors, and the backward computes both of a copy of x. What is
-kept instead has a gradient where the forward's value has one: the backward may be
-differentiated again."""
+`(x * 0.5 + 0.25) * sigmoid(x)` eager keeps both factors, and the backward computes both of a copy of x. What
+is kept instead has a gradient where the forward's value has one: the backward may be differentiated again."""
 
 from __future__ import annotations
 
@@ -252,7 +251,7 @@ def compute_again(
 def _candidates(
     saved: SavedValues, dropped: Collection[int], in_results: Collection[str]
 ) -> Iterator[tuple[int, Value, Value]]:
-    """The results that are kept for the backward, and might not be, as `SavedValues.of_outputs` gives them."""
+    """The results that are kept for the backward, and might not be: as `SavedValues.of_outputs`."""
     for j, value, argument in saved.of_outputs():
         if j not in dropped and j in saved.gradients and value.debugName() not in in_results:
             yield j, value, argument
