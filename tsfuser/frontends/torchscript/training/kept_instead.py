@@ -267,12 +267,12 @@ def _worth_copies(
         if not is_tensor(given) or name in search.kept | search.small or name in search.own:
             continue
         trial = replace(search, kept=set(search.kept), small=search.small | {name})
-        found = [
-            trial.what_gives(value, argument, _gradient(saved, j))
+        found = {
+            value.debugName(): trial.what_gives(value, argument, _gradient(saved, j))
             for j, value, argument in candidates
             if value.debugName() in search.kept and not _is_cast_of(value, name)
-        ]
-        if sum(f is not None and not f.instead and f.small.keys() == {name} for f in found) > 1:
+        }
+        if sum(f is not None and not f.instead and f.small.keys() == {name} for f in found.values()) > 1:
             copied.add(name)
     return copied
 
