@@ -11,15 +11,14 @@
 
 #include "call/arguments.h"
 #include "torchscript/direct.h"
-#include "torchscript/unchecked_graph.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
 #include "torchscript/moving_values.h"
 #include "torchscript/nodes.h"
-#include "torchscript/open_dtypes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
+#include "torchscript/unchecked_graph.h"
 #include "torchscript/written_results.h"
 
 #include <ATen/autocast_mode.h>
@@ -261,7 +260,7 @@ bool is_for_eager(const torch::jit::Block& block) {
   return std::any_of(block.nodes().begin(), block.nodes().end(), [](const Node* node) {
     return node->kind() == c10::prim::DifferentiableGraph &&
            (has_complex_numbers(node->g(c10::attr::Subgraph)->block()) || loses_gradients(*node) ||
-            !open_dtypes(*node).fractional || shares_memory(*node));
+            shares_memory(*node));
   });
 }
 

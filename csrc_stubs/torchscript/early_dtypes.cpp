@@ -9,9 +9,10 @@
 //
 // where %e is a tensor without elements. So what needs the answer, as the noise of a stochastic depth does,
 // need not wait for the product, which is in one differentiable graph with what reads both. A tensor whose
-// elements were only moved has the dtype and the device of the one that they come from; so has the result of
-// an op that has those of its first operand, as a batch norm. A sum or a product has those that its operands
-// promote to, of which autocast may have cast some. A step of prepare.cpp.
+// elements were only moved has the dtype and the device of the one that they come from, as has a join of
+// parts of one tensor, and the result of an op that has those of its first operand, as a batch norm. A sum
+// or a product has those that its operands promote to, of which autocast may have cast some. A step of
+// prepare.cpp.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -115,45 +116,6 @@ bool keeps_rank(const Node* maker) {
          (rule != op_facts().size_rules.end() && kinds.count(rule->second.kind) != 0);
 }
 
-Value* origin_of_join(Node* node, bool same_rank);
-
-// The value whose dtype and device the value has, whatever they are. `same_rank`: and that has dims if the
-// value has some.
-Value* origin_of(Value* value, bool same_rank) {
-  Node* maker = value->node();
-  const auto& facts = op_facts();
-  if (is_profile(maker)) {
-    return origin_of(maker->inputs()[0], same_rank);
-  }
-  if (value->offset() != 0) {
-    return value;
-  }
-  if (Value* shared = origin_of_join(maker, same_rank)) {
-    return shared;
-  }
-  const bool moves = is_kind(facts.moved, maker) && (!same_rank || keeps_rank(maker));
-  return moves || is_kind(facts.like_first, maker) ? origin_of(maker->inputs()[0], same_rank) : value;
-}
-
-// That of all tensors that the node joins, as of the halves of a rotary embedding; null if they have none in
-// common.
-Value* origin_of_join(Node* node, bool same_rank) {
-  const bool joins = node->kind() == c10::aten::cat || (node->kind() == c10::aten::stack && !same_rank);
-  if (!joins || node->input(0)->node()->kind() != c10::prim::ListConstruct ||
-      !is_left_as_made(node->input(0))) {
-    return nullptr;
-  }
-  Value* shared = nullptr;
-  for (Value* joined : node->input(0)->node()->inputs()) {
-    Value* origin = origin_of(joined, same_rank);
-    if (shared && origin != shared) {
-      return nullptr;
-    }
-    shared = origin;
-  }
-  return shared;
-}
-
 bool promotes(const Node* maker) {
   return is_kind(op_facts().promoted, maker) && maker->inputs().size() > 1 && is_tensor(maker->input(0)) &&
          is_tensor(maker->input(1));
@@ -204,6 +166,49 @@ class EarlyDtypes {
   }
 
  private:
+  // The value whose dtype and device the value has, whatever they are. `same_rank`: and that has dims if the
+  // value has some.
+  Value* origin_of(Value* value, bool same_rank) {
+    const auto found = origins_[same_rank].find(value);
+    return found != origins_[same_rank].end() ? found->second
+                                              : origins_[same_rank][value] = find_origin(value, same_rank);
+  }
+
+  Value* find_origin(Value* value, bool same_rank) {
+    Node* maker = value->node();
+    if (is_profile(maker)) {
+      return origin_of(maker->input(), same_rank);
+    }
+    if (value->offset() != 0) {
+      return value;
+    }
+    if (Value* shared = origin_of_join(maker, same_rank)) {
+      return shared;
+    }
+    const bool moves = is_kind(op_facts().moved, maker) && (!same_rank || keeps_rank(maker));
+    const bool has_type = moves || is_kind(op_facts().like_first, maker);
+    return has_type ? origin_of(maker->inputs()[0], same_rank) : value;
+  }
+
+  // That of all tensors that the node joins, as of the halves of a rotary embedding; null if they have none
+  // in common.
+  Value* origin_of_join(Node* node, bool same_rank) {
+    const bool joins = node->kind() == c10::aten::cat || (node->kind() == c10::aten::stack && !same_rank);
+    if (!joins || node->input(0)->node()->kind() != c10::prim::ListConstruct ||
+        !is_left_as_made(node->input(0))) {
+      return nullptr;
+    }
+    Value* shared = nullptr;
+    for (Value* joined : node->input(0)->node()->inputs()) {
+      Value* origin = origin_of(joined, same_rank);
+      if (shared && origin != shared) {
+        return nullptr;
+      }
+      shared = origin;
+    }
+    return shared;
+  }
+
   // The tensors that the result is promoted, or cast, of. A sum has a factor behind them.
   static at::ArrayRef<Value*> operands_of(Node* maker) {
     return promotes(maker) ? maker->inputs().slice(0, 2) : maker->inputs();
@@ -252,7 +257,7 @@ class EarlyDtypes {
   }
 
   Graph& graph_;
-  std::unordered_map<const Value*, Value*> stand_ins_;
+  std::unordered_map<const Value*, Value*> origins_[2], stand_ins_;  // origins by `same_rank`
   std::unordered_map<const Value*, bool> may_stand_for_;
 };
 

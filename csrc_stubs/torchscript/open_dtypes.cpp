@@ -66,6 +66,9 @@ class OpenDtypesOf {
   void ask_tensor(const Value* tensor) {
     const Node* maker = tensor->node();
     const auto inputs = maker->inputs();
+    if (!asked_.insert(tensor).second) {
+      return;
+    }
     if (is_given(tensor)) {
       note(tensor->offset(), node_.input(tensor->offset()));
     } else if (const auto constant = torch::jit::toIValue(tensor)) {
@@ -157,6 +160,7 @@ class OpenDtypesOf {
   const Node& node_;
   Graph& graph_;
   const std::unordered_set<const Value*> moving_;
+  std::unordered_set<const Value*> asked_;
   OpenDtypes found_;
 };
 

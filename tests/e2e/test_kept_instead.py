@@ -233,6 +233,11 @@ def three_factors(x: Tensor, w: Tensor, b: Tensor):
     return torch.tanh(x * 2.0) * torch.sigmoid(x) * torch.exp(x * -0.5) + (w.sum() + b.sum()) * 0.0
 
 
+def two_biased(x: Tensor, w: Tensor, b: Tensor):
+    """A copy of the bias, too."""
+    return torch.tanh(x * 2.0 + b) * torch.sigmoid(x + b) + w.sum() * 0.0
+
+
 def one_factor(x: Tensor, w: Tensor, b: Tensor):
     return torch.tanh(x * 2.0) + torch.mm(torch.cumsum(x, 0), w) + b
 
@@ -262,7 +267,7 @@ def copied(graph):
 
 @pytest.mark.parametrize(
     "program, expected",
-    [(given, 2), (three_factors, 2), (one_factor, 2), (two_inputs, 3), (read_by_two, None)],
+    [(given, 2), (three_factors, 2), (two_biased, 2), (one_factor, 2), (two_inputs, 3), (read_by_two, None)],
 )
 def test_an_input_is_copied_where_it_stands_for_several_results(device, program, expected):
     """The result, and what is kept; the program may write to the input before the backward."""
@@ -274,7 +279,7 @@ def test_an_input_is_copied_where_it_stands_for_several_results(device, program,
         changed = step(scripted, operands(device, sizes=SQUARE), lambda x, w, b, out: x.add_(1.0))
     assert expected is None or count == expected
     copies = [kind for o in seen for kind in copied(o.graph)]
-    assert bool(copies) == (program in (given, three_factors))
+    assert bool(copies) == (program in (given, three_factors, two_biased))
     assert_close(got, step(program, operands(device, sizes=SQUARE)))
     assert_close(changed, got)
 

@@ -69,7 +69,7 @@ def test_no_gradient_passes_what_is_no_float(device, cast, calls):
             assert [g is None for g in slopes] == [g is None for g in expected], number
             for got, want in zip(mine + slopes, theirs + expected):
                 if want is not None:
-                    assert_matches(got.detach(), want.detach(), ops=20)
+                    assert_matches(got.detach(), want.detach(), ops=4)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_a_cast_to_the_dtype_of_another_tensor_leaves_the_rest_fused(device, rea
                     result.sum().backward()
                 both.append((result.detach(), leaf.grad))
             (mine, slope), (theirs, expected) = both
-            assert_matches(mine, theirs, ops=8)
+            assert_matches(mine, theirs, ops=4)
             assert (slope is None) == (expected is None)
             if slope is not None:
-                assert_matches(slope, expected, ops=20)
+                assert_matches(slope, expected, ops=4)
     assert {"aten::relu", "aten::tanh"} <= {kind for group in groups(scripted) for kind in kinds(group)}
 
 
@@ -146,17 +146,21 @@ def test_what_is_asked_for_its_dtype_gets_no_gradient(device, program):
                 assert leaves[0].grad is None and leaves[1].grad is not None
 
 
-def test_the_dtype_of_long_products_is_asked_in_no_time(device):
-    """Each of them has two ways to the first, and so 2 ** 60 ways lead there."""
-    products = "    z = z * z\n" * 60
-    source = f"def f(x: Tensor, z: Tensor):\n{products}    return torch.tanh(x.to(z.dtype) * 2.0) * z\n"
+CHAINS = {"products": "z = z * z", "joins": "z = torch.cat([z[:2], z[2:]])"}
+
+
+@pytest.mark.parametrize("step", CHAINS)
+def test_the_dtype_of_a_long_chain_is_asked_in_no_time(device, step):
+    """Each step has two ways to the one before, and so 2 ** 60 ways lead to the first."""
+    steps = f"    {CHAINS[step]}\n" * 60
+    source = f"def f(x: Tensor, z: Tensor):\n{steps}    return torch.tanh(x.to(z.dtype) * 2.0) * z\n"
     scripted = script(source)
     with tsfuser.fuser():
         for _ in range(4):
             x, z = (torch.ones(4, device=device).requires_grad_() for _ in range(2))
             found = scripted(x, z)
             found.sum().backward()
-    assert_matches(found.detach(), torch.tanh(torch.full_like(x, 2.0)).detach(), ops=8)
+    assert_matches(found.detach(), torch.tanh(torch.full_like(x, 2.0)).detach(), ops=2)
 
 
 NORM = """
@@ -219,7 +223,7 @@ def test_a_cast_back_is_in_one_graph_with_what_it_is_between(device, dtype, sour
         assert got.dtype == dtype
         scale = want.abs().max()
         error, theirs_off = (got - want).abs().max() / scale, (other - want).abs().max() / scale
-        assert error <= 1.5 * theirs_off + torch.finfo(dtype).eps
+        assert error <= 1.5 * theirs_off + torch.finfo(dtype).eps / 4
     with warnings.catch_warnings():
         warnings.simplefilter("error", tsfuser.TsfuserWarning)  # that the function itself runs unfused
         found = tsfuser.explain(scripted, *leaves)

@@ -260,11 +260,12 @@ def _candidates(
 def _worth_copies(
     search: _Search, candidates: Sequence[tuple[int, Value, Value]], saved: SavedValues
 ) -> set[str]:
-    """Names of the inputs of which a copy stands for two kept results at least."""
+    """Names of the inputs of which a copy stands for two kept results at least. They get gradients, so they
+    are no integers, which may be wider than the results."""
     copied = set()
     for given in graph_inputs(saved.forward):
         name = given.debugName()
-        if not is_tensor(given) or name in search.kept | search.small or name in search.own:
+        if not is_tensor(given) or name in search.kept | search.small | search.own | search.still:
             continue
         trial = replace(search, kept=set(search.kept), small=search.small | {name})
         found = {
@@ -272,7 +273,7 @@ def _worth_copies(
             for j, value, argument in candidates
             if value.debugName() in search.kept and not _is_cast_of(value, name)
         }
-        if sum(f is not None and not f.instead and f.small.keys() == {name} for f in found.values()) > 1:
+        if sum(f is not None and not f.instead and name in f.small for f in found.values()) > 1:
             copied.add(name)
     return copied
 
