@@ -81,7 +81,7 @@ def test_infinities_and_nan_stay_in_their_rows(clusters, device):
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_the_largest_and_the_sum_of_powers_take_one_exchange(clusters, device, function):
     check(Fused(f"def f(x):\n    return torch.{function}(x * 8.0, -1)\n"), tensor(7, 4100, device=device))
-    assert all(text.count("sync_cluster();") == 1 for text in clusters if "CLUSTER_KERNEL" in text)
+    assert all(text.count("await_mail<") == 1 for text in clusters if "CLUSTER_KERNEL" in text)
 
 
 def test_many_reductions_of_a_row(clusters, device):
@@ -146,8 +146,28 @@ def test_few_rows_have_as_many_blocks_as_there_is_work_for(small, device):
 @pytest.mark.parametrize("enable, disable", [({}, {}), ({"clusters": ""}, {"clusters": ""})], ids=str)
 def test_clusters_are_asked_for_and_not_switched_off(small, device, enable, disable):
     with options.override(enable=enable, disable=disable):
-        check(Fused(SOFTMAX), tensor(11, 4100, device=device))
+        check(Fused(SOFTMAX), tensor(11, 12300, device=device))
     assert small and not any(in_clusters(small))
+
+
+TWO_BLOCKS = {  # a norm, with its moments in one exchange; one sum, whose block combines once a row
+    "layer_norm": "torch.layer_norm(x * 0.5, [x.size(-1)], w, b)",
+    "sum": "(x - x.sum(-1, True)) * w + b",
+    "softmax": "torch.softmax(x * w + b, -1)",
+}
+
+
+@pytest.mark.parametrize("disable, found", [({}, True), ({"clusters": ""}, False)], ids=str)
+@pytest.mark.parametrize("result", TWO_BLOCKS)
+def test_two_blocks_of_a_row_are_a_cluster_by_default(small, device, result, disable, found):
+    """They go over many rows, and fetch the next one meanwhile."""
+    function = Fused(f"def f(x, w, b):\n    return {TWO_BLOCKS[result]}\n")
+    with options.override(enable={}, disable=disable):
+        check(function, *rows_of(4100, 37, device))
+    assert small and all(made is found for made in in_clusters(small))
+    assert all("fetch_wait" in text for text in small)
+    exchange = "await_mail<" if found else "load_partial_cooperative<"
+    assert all(text.count(exchange) == 1 for text in small)
 
 
 @pytest.mark.parametrize(

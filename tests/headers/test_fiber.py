@@ -131,24 +131,40 @@ MISTAKES = {
     ),
     "overflow": ("SHARED_MEMORY(m); m[blockDim.x * 4 + threadIdx.x] = 0;", "past the end of shared memory"),
     "not_begun": (
-        "SHARED_MEMORY(m); store_in_cluster(m, 1 - block_in_cluster(), 1u); sync_cluster();",
+        "SHARED_MEMORY(m); send_in_cluster(m, 1 - block_in_cluster(), 1u, m + 16);",
         "writes to a block that has not begun or has returned",
     ),
-    "no_barrier_of_the_cluster": (
-        "SHARED_MEMORY(m); begin_cluster(); await_cluster();"
-        " store_in_cluster(m, 1 - block_in_cluster(), 1u); __syncthreads();",
+    "returned_before_its_mail": (
+        "SHARED_MEMORY(m); begin_cluster(m + 16); await_cluster();"
+        " if (block_in_cluster() == 0) { if (threadIdx.x < 2) send_in_cluster(m, 1, 1u, m + 16); return; }"
+        " await_mail<4>(m + 16, 0); send_in_cluster(m, 0, 1u, m + 16);",
         "writes to a block that has not begun or has returned",
+    ),
+    "too_much_mail": (
+        "SHARED_MEMORY(m); begin_cluster(m + 16); await_cluster();"
+        " if (threadIdx.x < 3) send_in_cluster(m, block_in_cluster(), 1u, m + 16); __syncthreads();"
+        " await_mail<4>(m + 16, 0);",
+        "got more mail than it waits for",
+    ),
+    "too_little_mail": (
+        "SHARED_MEMORY(m); begin_cluster(m + 16); await_cluster();"
+        " if (threadIdx.x == 0) send_in_cluster(m, block_in_cluster(), 1u, m + 16);"
+        " await_mail<4>(m + 16, 0);",
+        "waits for blocks that never come",
     ),
     "never_arrived": ("await_cluster();", "waits for its cluster without having arrived"),
     "one_block_only": (
-        "if (block_in_cluster()) return; sync_cluster();",
+        "if (block_in_cluster()) return; begin_cluster(); await_cluster();",
         "waits for blocks that never come",
     ),
     "half_a_cluster": ("", "launched with blocks 0 to 2, in clusters of 4"),
     "too_many_threads": ("", "launched with 8 threads a block, allows 1 to 4"),
 }
 
-CLUSTERS = ("not_begun", "no_barrier_of_the_cluster", "never_arrived", "one_block_only", "half_a_cluster")
+CLUSTERS = (
+    "not_begun", "returned_before_its_mail", "too_much_mail", "too_little_mail", "never_arrived",
+    "one_block_only", "half_a_cluster",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -173,13 +189,14 @@ struct Args { const double* x; double* y; int64_t blocks; int64_t rounds; };
 // The sum of each cluster's elements, one a block, in each round; every thread of every block stores it.
 CLUSTER_KERNEL(cluster_sums, Args, args.blocks, 64) {
   SHARED_MEMORY(memory);
-  begin_cluster();
+  const int half = room_in_cluster<double> + 16;
+  begin_cluster(memory + half - 16, memory + 2 * half - 16);
   await_cluster();
   for (int64_t round = 0; round < args.rounds; ++round) {
     double total[1] = {args.x[blockIdx.x] * (round + 1)};
-    char* const place = memory + round % 2 * room_in_cluster<double>;
-    store_partial_cluster<1>(total, place);
-    sync_cluster();
+    char *const place = memory + round % 2 * half, *const mailbox = place + half - 16;
+    store_partial_cluster<1>(total, place, mailbox);
+    await_mail<8>(mailbox, round / 2);
     load_partial_cluster<Sum>(total, place, 0.0);
     args.y[(round * gridDim.x + blockIdx.x) * 64 + threadIdx.x] = total[0];
   }
@@ -190,7 +207,7 @@ def cluster_sums(source, blocks, rounds=5):
     x = torch.randint(-99, 99, (3, blocks), dtype=torch.float64)
     y = torch.zeros(rounds, 3, blocks, 64, dtype=torch.float64)
     kernel = harness.Kernel(source, "cluster_sums", "fibers")
-    kernel(x, y, blocks, rounds, grid=3 * blocks, block=(64, 1), shared=2 * 128)
+    kernel(x, y, blocks, rounds, grid=3 * blocks, block=(64, 1), shared=2 * (128 + 16))
     factors = torch.arange(1, rounds + 1, dtype=torch.float64)
     return y, (factors[:, None] * x.sum(1)).view(rounds, 3, 1, 1).expand_as(y)
 

@@ -57,8 +57,8 @@ RACES = {
         "reads what thread 63 of block 0 has written",
     ),
     "before_the_cluster_has_come": (
-        "SHARED_MEMORY(m); begin_cluster(); await_cluster(); m[threadIdx.x] = 1; begin_cluster();"
-        " store_in_cluster(m, 1 - block_in_cluster(), 1u); await_cluster();",
+        "SHARED_MEMORY(m); begin_cluster(m + 32); await_cluster(); m[threadIdx.x % 32] = 1;"
+        " if (threadIdx.x == 0) send_in_cluster(m, 1 - block_in_cluster(), 1u, m + 32);",
         "of shared memory",
     ),
 }
@@ -68,8 +68,9 @@ QUIET = {
     " args.x[64 * blockIdx.x + threadIdx.x] = m[63 - threadIdx.x]; __syncthreads(); m[63 - threadIdx.x] = 2;",
     "barrier_of_the_warp": "SHARED_MEMORY(m); m[threadIdx.x] = 1; __syncwarp();"
     " args.x[64 * blockIdx.x + threadIdx.x] = m[threadIdx.x ^ 1];",
-    "barrier_of_the_cluster": "SHARED_MEMORY(m); begin_cluster(); await_cluster();"
-    " if (threadIdx.x == 0) store_in_cluster(m, 1 - block_in_cluster(), 1u); sync_cluster();"
+    "mail": "SHARED_MEMORY(m); begin_cluster(m + 32); await_cluster();"
+    " if (threadIdx.x < 2) send_in_cluster(m + 4 * block_in_cluster(), threadIdx.x, 1u, m + 32);"
+    " await_mail<4>(m + 32, 0);"
     " args.x[64 * blockIdx.x + threadIdx.x] = m[threadIdx.x % 4];",
     "one_thread": "SHARED_MEMORY(m); m[threadIdx.x] = 1; m[threadIdx.x] += 1;"
     " args.x[64 * blockIdx.x + threadIdx.x] = m[threadIdx.x];",

@@ -111,10 +111,32 @@ def test_rows_that_stay_on_the_chip_take_two_passes():
 
     [kernel] = kernels(normed, tensor(512, 1024))
     assert "Moments" not in source(kernel)
-    [kernel] = kernels(normed, tensor(512, 1 << 17))
-    assert source(kernel).count("reciprocal") == 1 and "Sum" not in source(kernel)
     [kernel] = kernels(normed, tensor(512, 1 << 17), machine=HOST)
     assert "Moments" not in source(kernel)
+
+
+@pytest.mark.parametrize("dtype, sums", [("float32", 3), ("bfloat16", 2)])
+def test_blocks_that_share_a_row_meet_once_with_moments_in_two_passes_each(dtype, sums):
+    """Coarse terms need no sum of what their mean is off."""
+
+    def normed(b, x):
+        mean, summed = squares(b, x, [1])
+        return b.pointwise("normalize", (x, mean, b.pointwise("rsqrt", (summed,), x.dtype)), x.dtype)
+
+    [kernel] = kernels(normed, tensor(512, 1 << 18, dtype=dtype))
+    made = source(kernel)
+    assert made.count("store_partial_x<Sum") == sums and made.count("moments_near<float>") == 1
+    assert made.count("load_partial_cooperative<Moments") == 1 and "reciprocal" not in made
+
+
+def test_terms_that_are_costly_to_compute_again_update_moments():
+    def normed(b, x):
+        powers = b.pointwise("exp", (x,), x.dtype)
+        mean, summed = squares(b, powers, [1])
+        return b.pointwise("normalize", (powers, mean, b.pointwise("rsqrt", (summed,), x.dtype)), x.dtype)
+
+    [kernel] = kernels(normed, tensor(512, 1 << 18))
+    assert source(kernel).count("reciprocal") == 1 and "moments_near" not in source(kernel)
 
 
 def test_lanes_share_the_count_of_their_terms():

@@ -61,7 +61,7 @@ def test_one_kernel_of_columns_that_a_cluster_keeps(rows, columns, dtype, blocks
     kernel = lower(stage.segment, stage.schedule, stage.segment.name, check_kernel)
     assert call.value(kernel.cluster) == blocks and blocks * params.depth >= rows
     assert call.value(kernel.grid) >= GPU.multiprocessors // 2 and call.value(kernel.grid) % blocks == 0
-    assert "store_columns_cluster<" in source(kernel) and source(kernel).count("sync_cluster();") == 1
+    assert "store_columns_cluster<" in source(kernel) and source(kernel).count("await_mail<") == 1
 
 
 @pytest.mark.parametrize("sizes", [(1 << 20, 512), (40_000, 2048), (1024, 64), (16384, 2048)], ids=str)

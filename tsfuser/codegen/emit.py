@@ -41,6 +41,7 @@ from ..lower.loop_ir import (
     Store,
     Uniform,
 )  # fmt: skip
+from ..lower.traverse import statements
 
 _CHECK = "in_range"  # and for what checks its indices
 
@@ -75,12 +76,24 @@ def source(kernel: Kernel) -> str:
     if kernel.cooperative:
         frame = "COOPERATIVE_KERNEL"
     if kernel.cluster:
-        frame, bounds, begin = "CLUSTER_KERNEL", f"{kernel.parts}, {bounds}", ["  begin_cluster();"]
+        frame, bounds = "CLUSTER_KERNEL", f"{kernel.parts}, {bounds}"
+        begin = [f"  begin_cluster({', '.join(_mailboxes(kernel))});"]
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", ""]
-    body = [*overlap, *begin, *tiles, *_block(kernel.body, 1), "}", ""]
+    body = [*overlap, *tiles[: len(begin)], *begin, *tiles[len(begin) :], *_block(kernel.body, 1), "}", ""]
     if kernel.batch_capacity:
         return "\n".join([*lines, *_batched(kernel, bounds, body)])
     return "\n".join([*lines, f"{frame}({kernel.name}, Args, {bounds}) {{", *body])
+
+
+def _mailboxes(kernel: Kernel) -> list[str]:
+    """Where the blocks of a cluster count what they are sent, for each exchange, and each half of it."""
+    found: list[str] = []
+    for s in statements(kernel.body):
+        if isinstance(s, ClusterReduce):
+            found += [f"shared + {at + s.mailbox}" for at in ((0, s.half) if s.iteration else (0,))]
+        elif isinstance(s, ColumnReduce) and s.cluster:
+            found.append(f"shared + {s.mailbox}")
+    return list(dict.fromkeys(found))
 
 
 def _fields(kernel: Kernel) -> list[str]:
@@ -147,8 +160,9 @@ def _address(pointer: str, offset) -> str:
 
 
 def _load(s: Load) -> list[str]:
-    if s.held:
-        value = f"load_packed<{s.lanes}>({_address(s.buffer, s.offset)})"
+    if s.packed:
+        guard = "" if s.guard is None else f", {s.guard}"
+        value = f"load_packed<{s.lanes}>({_address(s.buffer, s.offset)}{guard})"
         return _assign(f"packed<{s.ctype}, {s.lanes}>", s.name, value)
     if s.shared and s.lanes > 1:
         return _assign(
@@ -296,6 +310,8 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
     half = f"{s.iteration} % 2 * {s.half} + " if s.iteration else ""
+    if s.across:
+        lanes = f", {s.fold}, {s.across}"
     stores = [
         f"store_partial_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset});" for t in s.totals
     ]
@@ -305,7 +321,8 @@ def _block_reduce(s: BlockReduce) -> list[str]:
         f"({t.name}, shared + {half}{t.offset}, {t.identity});"
         for t in s.totals
     ]
-    return [*fold, *stores, f"sync_{s.axis}();", *loads]
+    sync = f"sync_{s.axis}<{s.across}>();" if s.across else f"sync_{s.axis}();"
+    return [*fold, *stores, sync, *loads]
 
 
 def _fetch(s: Fetch) -> list[str]:
@@ -351,9 +368,11 @@ def _await_cluster(s: AwaitCluster) -> list[str]:
 def _cluster_reduce(s: ClusterReduce) -> list[str]:
     half = f"{s.iteration} % 2 * {s.half} + " if s.iteration else ""
     totals = [(k % s.warps, t, f"shared + {half}{at}") for k, (t, at) in enumerate(zip(s.totals, s.shared))]
+    mailbox, uses = f"shared + {half}{s.mailbox}", f"{s.iteration} / 2" if s.iteration else "0"
+    sent = sum(-(-t.bytes // 32 // 4) * 4 for t in s.totals)
     return [
-        *(f"store_partial_cluster<{warp}>({t.name}, {place});" for warp, t, place in totals),
-        "sync_cluster();",
+        *(f"store_partial_cluster<{warp}>({t.name}, {place}, {mailbox});" for warp, t, place in totals),
+        f"await_mail<{sent}>({mailbox}, {uses});",
         *(f"load_partial_cluster<{t.combine}>({t.name}, {place}, {t.identity});" for _, t, place in totals),
     ]
 
@@ -372,9 +391,11 @@ def _over_cluster(s: ColumnReduce, shape: str) -> list[str]:
     if not s.cluster:
         return []
     places = [(t, f"shared + {t.offset}, shared + {at}") for t, at in zip(s.totals, s.cluster)]
+    mailbox, sent = f"shared + {s.mailbox}", sum(t.bytes // (s.warps + 1) for t in s.totals)
     return [
-        *(f"store_columns_cluster<{shape}>({t.name}, {place});" for t, place in places),
-        "sync_cluster();",
+        *(f"store_columns_cluster<{shape}>({t.name}, {place}, {mailbox});" for t, place in places),
+        "sync_columns();",  # what a block has of its columns has been sent, and may be replaced
+        f"await_mail<{sent}>({mailbox}, 0);",
         *(
             f"load_columns_cluster<{t.combine}, {shape}>({t.name}, {place}, {t.identity});"
             for t, place in places

@@ -42,11 +42,17 @@ def combined(draft: Draft, number: int, of_block: Sequence[Stmt]) -> list[Stmt]:
     totals = (
         [_total(pair[1])] if pair else [t for s in of_block if isinstance(s, BlockReduce) for t in s.totals]
     )
-    at, threads = exchanged(of_block), draft.schedule.threads
+    return [*made, *of_all_blocks(draft, totals, exchanged(of_block))]
+
+
+def of_all_blocks(draft: Draft, totals: Sequence[Total], at: int) -> list[Stmt]:
+    """The combination over the blocks of a row of `totals`, which each of them has. Shared memory before byte
+    `at` is in use."""
+    threads = draft.schedule.threads
     if draft.how.scope == "cluster":
-        return [*made, *combined_over_cluster(totals, max(at, draft.exchanged), threads)]
+        return combined_over_cluster(totals, max(at, draft.exchanged), threads)
     met, draft.words = combined_over_blocks(totals, at, draft.words, threads)
-    return [*made, *met]
+    return met
 
 
 def results(draft: Draft, number: int, op: Reduce, symbol: str) -> list[Stmt]:

@@ -69,6 +69,12 @@ class Draft:
         self.row_values: list[Stmt] = []
         self.exchanged = self.words = 0
 
+    @property
+    def across(self) -> int:
+        """The threads of a row that combine along x; 0 where only the launch says how many."""
+        extent = self.bound("thread.x").extent
+        return extent.a if self.how.axis == "x" and extent.is_const else 0
+
     def _pairs(self) -> dict[int, tuple[Reduce, Reduce]]:
         """By the number of the sweep that finds the maximum: the reductions that blocks combine at once."""
         made = {op.output.name: op for op in self.sweeps.allreduced}

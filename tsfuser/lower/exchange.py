@@ -10,23 +10,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..ir.dtypes import DType
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
 from ..schedule.machine import CLUSTER_BLOCKS, EXCHANGED, column_bytes
-from .combine import COMBINATIONS, accumulator, totals
+from .combine import COMBINATIONS, Combination, accumulator, totals
 from .loop_ir import Barrier, BlockReduce, ClusterReduce, ColumnReduce, CooperativeReduce, Stmt, Total
 from .traverse import statements
 
 
 def combined(
-    ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0
+    ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0, across: int = 0
 ) -> list[Stmt]:
     """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where
     they fit."""
+    found = [
+        (name, COMBINATIONS[op.combine], accumulator(op, how.in_double)) for name, op in totals(ops).items()
+    ]
+    return met(found, how, threads, lanes, fold, start, across)
+
+
+def met(
+    found: Sequence[tuple[str, Combination, DType]],
+    how: Reduction,
+    threads: int,
+    lanes: int,
+    fold: int,
+    start: int = 0,
+    across: int = 0,
+) -> list[Stmt]:
+    """`combined`, of accumulators by name, with how they are combined and the dtype of their numbers."""
     groups: list[list[Total]] = [[]]
     at = start
-    for name, op in totals(ops).items():
-        wide, how_combined = accumulator(op, how.in_double), COMBINATIONS[op.combine]
+    for name, how_combined, wide in found:
         if how.columns:
             size = column_bytes(how_combined.bytes(wide), how.columns, threads)
         else:
@@ -43,11 +59,13 @@ def combined(
             made.append(ColumnReduce(tuple(group), how.columns, threads // 32))
         else:
             warp = how.warp if how.scope == "warp" else 0
-            made.append(BlockReduce(tuple(group), how.axis, fold, warp, max(1, threads // 32)))
+            warps = 1 << max(0, -(-(across or threads) // 32) - 1).bit_length()
+            made.append(BlockReduce(tuple(group), how.axis, fold, warp, warps, across))
     return made
 
 
 SLOTS = "slots"  # a kernel's name for where its blocks meet
+MAILBOX = 16  # bytes of shared memory of a mailbox, and what its place is a multiple of
 
 
 def combined_over_blocks(totals: Sequence[Total], at: int, word: int, threads: int) -> tuple[list[Stmt], int]:
@@ -70,7 +88,7 @@ def combined_over_cluster(totals: Sequence[Total], at: int, threads: int) -> lis
     for t in totals:
         places.append(at)
         at += _room_in_cluster(t)
-    return [ClusterReduce(tuple(totals), tuple(places), threads // 32)]
+    return [ClusterReduce(tuple(totals), tuple(places), at, threads // 32)]
 
 
 def columns_over_cluster(block: Sequence[Stmt]) -> list[Stmt]:
@@ -82,7 +100,7 @@ def columns_over_cluster(block: Sequence[Stmt]) -> list[Stmt]:
             for t in s.totals:
                 places.append(at)
                 at += _columns_in_cluster(s, t)
-            s = replace(s, cluster=tuple(places))
+            s = replace(s, cluster=tuple(places), mailbox=-(-at // MAILBOX) * MAILBOX)
         made.append(s)
     return made
 
@@ -105,10 +123,9 @@ def exchanged(body: list[Stmt]) -> int:
             ends += [(s.half if s.iteration else 0) + t.offset + t.bytes for t in s.totals]
         if isinstance(s, ColumnReduce):
             ends += [t.offset + t.bytes for t in s.totals]
-            ends += [at + _columns_in_cluster(s, t) for at, t in zip(s.cluster, s.totals)]
+            ends += [s.mailbox + MAILBOX] if s.cluster else []
         if isinstance(s, CooperativeReduce):
             ends += [at + -(-t.bytes // 512) * 16 for at, t in zip(s.shared, s.totals)]
         if isinstance(s, ClusterReduce):
-            start = s.half if s.iteration else 0
-            ends += [start + at + _room_in_cluster(t) for at, t in zip(s.shared, s.totals)]
+            ends.append((s.half if s.iteration else 0) + s.mailbox + MAILBOX)
     return max(ends)

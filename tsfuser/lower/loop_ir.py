@@ -29,7 +29,7 @@ class Load:
     """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector,
     of which only the first `count` elements are in bounds. `shared`: from the tile `buffer` in shared memory;
     `own`: only this thread writes what it reads, and not while it is read; `held`: it does so afterwards, so
-    that the loops over its row have to share one such load."""
+    that the loops over its row have to share one such load. `packed`: narrow elements share registers."""
 
     name: str
     ctype: str
@@ -41,6 +41,7 @@ class Load:
     shared: bool = False
     own: bool = False
     held: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,11 +263,12 @@ class AwaitCluster:
 @dataclass(frozen=True)
 class ClusterReduce:
     """All blocks of a cluster combine the totals that each has, and every thread gets the result. `shared`:
-    where each total begins in shared memory, in bytes. `warps`: of a block, who share the totals out.
-    `iteration`, `half`: as of a BlockReduce."""
+    where each total begins in shared memory, in bytes; `mailbox`: where a block counts what others have sent.
+    `warps`: of a block, who share the totals out. `iteration`, `half`: as of a BlockReduce."""
 
     totals: tuple[Total, ...]
     shared: tuple[int, ...]
+    mailbox: int
     warps: int
     iteration: str = ""
     half: int = 0
@@ -278,14 +280,16 @@ class BlockReduce:
     the first. All threads of the block take part. `fold`: the accumulators of a thread are combined first,
     into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in
     a warp, who need neither shared memory nor barrier; else 0. `warps`: the most that a row may have, a power
-    of two. `iteration`: the loop around it, whose iterations alternate between two halves of shared
-    memory, `half` bytes each: nothing overwrites what others still read."""
+    of two. `across`: the threads along x, 0 where only the launch says how many. `iteration`: the loop around
+    it, whose iterations alternate between two halves of shared memory, `half` bytes each: nothing overwrites
+    what others still read."""
 
     totals: tuple[Total, ...]
     axis: str
     fold: int = 0
     warp: int = 0
     warps: int = 1
+    across: int = 0
     iteration: str = ""
     half: int = 0
 
@@ -295,12 +299,13 @@ class ColumnReduce:
     """The threads along y of a block of `warps` warps combine all `totals` of its `columns` columns, and
     every thread gets the results of its own; what they have combined lies behind what they exchange.
     `cluster`: the bytes of shared memory from which on the blocks of a cluster then exchange each of
-    `totals`; none if a block has whole columns."""
+    `totals`; none if a block has whole columns. `mailbox`: as of a ClusterReduce."""
 
     totals: tuple[Total, ...]
     columns: int
     warps: int
     cluster: tuple[int, ...] = ()
+    mailbox: int = 0
 
 
 @dataclass(frozen=True)

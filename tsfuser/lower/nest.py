@@ -14,6 +14,7 @@ Later passes move loads and stores. Examples, before any other pass, of `x + 1` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import size as sz
@@ -23,6 +24,7 @@ from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import cooperative, prefetch, row_reductions
 from . import index as ix
+from .accumulate import Accumulation
 from .arguments import Params
 from .draft import Draft
 from .exchange import exchanged
@@ -109,12 +111,14 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     after them."""
     if not draft.sweeps.goals(number):
         return []
-    reductions = draft.sweeps.reductions(number)
+    reductions, before_it = draft.sweeps.reductions(number), frozenset(saved.arrays)
     arrays, needed = saved.sweep(number)
     parts = draft.parts(number)
     needed = [rename(s, parts) for s in needed]
     known = list(draft.row_values)
-    row = row_reductions.reduced(draft, number, [op for op in reductions if op in draft.sweeps.allreduced])
+    *earlier, row = row_reductions.reduced(
+        draft, number, [op for op in reductions if op in draft.sweeps.allreduced], before_it
+    )
     final = FinalReductions(draft)
     once_stored = [name for name in draft.sweeps.stores(number) if _of_all_rows(draft, name)]
     if len(once_stored) == len(draft.sweeps.stores(number)):
@@ -137,7 +141,16 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     body = draft.looped([*once([*draft.at.lets, *known, *needed]), *body], draft.loops)
     if draft.iteration is not None and draft.tiles:
         body = _over_tiles(draft, body)
-    return [*arrays, *before, *body, *after, *late]
+    return [*arrays, *_earlier_passes(draft, earlier, needed), *before, *body, *after, *late]
+
+
+def _earlier_passes(draft: Draft, passes: Sequence[Accumulation], needed: Sequence[Stmt]) -> list[Stmt]:
+    """The loops of a sweep's passes over its row but for the last one; `needed` computes its terms."""
+    made: list[Stmt] = []
+    for each in passes:
+        body = [*once([*draft.at.lets, *read_by(each.body, needed)]), *each.body]
+        made += [*each.before, *draft.looped(body, draft.loops), *each.after]
+    return made
 
 
 def _of_all_rows(draft: Draft, name: str) -> bool:
@@ -194,8 +207,9 @@ def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
     loop = draft.iteration
     body = [*prefetch.before_a_row(draft), *body]
     count = draft.params.size(loop.extent, "iterations")
-    # no barrier of a cluster stands between two rows, and none of a block where columns' accumulators live on
-    halved = ClusterReduce if draft.cooperative and not draft.sweeps.final else (BlockReduce, ClusterReduce)
+    # where blocks meet in memory, a barrier of the block stands between two rows
+    met = draft.how.scope == "cooperative" and not draft.sweeps.final
+    halved = () if met else (BlockReduce, ClusterReduce)
     if loop.extent != sz.const(1):  # else `flatten` leaves no loop whose variable could be named
         body = [
             replace(s, iteration=loop.name, half=draft.exchanged) if isinstance(s, halved) else s

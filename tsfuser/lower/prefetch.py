@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import size as sz
-from ..ir.dtypes import DTYPES
 from ..schedule.domain import Access
 from . import index as ix
 from .draft import Draft, numbered
@@ -36,12 +35,11 @@ from .index import Expr, Var
 from .indices import indices
 from .kernel import Tile
 from .loop_ir import Array, Fetch, FetchGroup, For, Hide, Load, Stmt
+from .stage import NARROW
 from .traverse import statements, used, with_bodies
 
 #: Where loads stay that are fetched for each row, and once for all.
 _EACH_ROW, _ONCE = ("prefetched", "held"), ("kept",)
-#: Types in memory of elements that are wider in registers.
-_NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.itemsize)
 
 
 def use(draft: Draft) -> None:
@@ -59,6 +57,7 @@ def use(draft: Draft) -> None:
             shared=True,
             own=True,
             held=name in draft.schedule.values_in("held"),
+            packed=name in draft.schedule.values_in("held"),
         )
         draft.loads[name] = [own, computed]
 
@@ -81,7 +80,8 @@ def before_a_row(draft: Draft) -> list[Stmt]:
 
 
 def refill(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The pass that moves the fetches of the next row behind the loads of this one, where these are held."""
+    """The pass that moves the fetches of the next row behind the loads of this one, where these are held, and
+    lets no loop keep for the next one what it has converted."""
     return tuple(
         replace(s, body=_refilled(s)) if isinstance(s, For) and s.bind == "rows" else with_bodies(s, refill)
         for s in body
@@ -89,11 +89,11 @@ def refill(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 
 def _refilled(rows: For) -> tuple[Stmt, ...]:
-    """The body of the loop over rows, where it holds them."""
+    """The body of the loop over rows."""
     body = rows.body
     held = [k for k, s in enumerate(body) if isinstance(s, For) and any(map(_is_of_held, s.body))]
     if not held:
-        return body
+        return tuple(_hidden(body, rows.var))
     last = held[-1]
     wait = next(k for k, s in enumerate(body) if isinstance(s, FetchGroup) and s.wait)
     late = [k for k in range(wait + 1, last) if _fetches(body[k])]
@@ -102,8 +102,8 @@ def _refilled(rows: For) -> tuple[Stmt, ...]:
 
 
 def _hidden(body: list[Stmt], iteration: str) -> list[Stmt]:
-    """`body`, in which each loop but the first over what is held converts it anew."""
-    arrays = {s.name for s in body if isinstance(s, Array) and s.packed and s.ctype in _NARROW}
+    """`body`, in which each loop but the first over packed elements converts them anew."""
+    arrays = {s.name for s in body if isinstance(s, Array) and s.packed and s.ctype in NARROW}
     made: list[Stmt] = []
     seen: set[str] = set()
     for s in body:

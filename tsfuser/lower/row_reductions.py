@@ -12,10 +12,10 @@ row has one of. Example, of softmax's maximum:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..ir.fusion import Reduce
-from . import cooperative
+from . import block_moments, cooperative
 from . import index as ix
 from .accumulate import Accumulation, Chains, accumulation
 from .combine import COMBINATIONS, accumulator, total_of, totals
@@ -27,11 +27,15 @@ from .loop_ir import Compute, If, Stmt
 from .traverse import read_by
 
 
-def reduced(draft: Draft, number: int, ops: Sequence[Reduce]) -> Accumulation:
-    """Before, in and after the loops of sweep `number`, which accumulates `ops`. `draft` gets to know the
-    results."""
+def reduced(draft: Draft, number: int, ops: Sequence[Reduce], known: Collection[str]) -> list[Accumulation]:
+    """Before, in and after the loops of sweep `number`, which accumulates `ops`: of one pass over the row, or
+    two. `known`: values that need not be computed again. `draft` gets to know the results."""
     if not ops:
-        return Accumulation([], [], [])
+        return [Accumulation([], [], [])]
+    if block_moments.apply(draft, number, ops, known):
+        made = block_moments.passes(draft, ops)
+        draft.row_values += [s for op in ops for s in _result(draft, number, op, total_of(op, ops))]
+        return made
     after = _combined(draft, number, ops)
     before, body, packs = [], [], []
     for name, op in totals(ops).items():
@@ -47,7 +51,7 @@ def reduced(draft: Draft, number: int, ops: Sequence[Reduce]) -> Accumulation:
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in ops:
         draft.row_values += _result(draft, number, op, total_of(op, ops))
-    return Accumulation(before, body, [*packs, *after])
+    return [Accumulation(before, body, [*packs, *after])]
 
 
 def _chains(draft: Draft) -> Chains:
@@ -61,7 +65,7 @@ def _chains(draft: Draft) -> Chains:
 def _combined(draft: Draft, number: int, ops: Sequence[Reduce]) -> list[Stmt]:
     """The combination over the threads of a row, and over its blocks."""
     threads, rows = draft.schedule.threads, draft.rows
-    made = combined(ops, draft.how, threads, rows, rows, draft.exchanged)
+    made = combined(ops, draft.how, threads, rows, rows, draft.exchanged, draft.across)
     if draft.cooperative and draft.how.columns:
         made = columns_over_cluster(made)
     elif draft.cooperative:

@@ -11,24 +11,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.dtypes import DTYPES
 from .loop_ir import Array, Compute, For, Let, Load, Place, Stmt, Uniform
 from .traverse import defined, rename, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
+MOST_STAGED = 128  # bytes that one loop loads into registers beside what these hold
+_BYTES = {d.ctype: d.itemsize for d in DTYPES.values()}
+#: Types in memory of elements that are wider in registers.
+NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.itemsize)
 
 
-def stage(body: Body) -> Body:
+def stage(body: Body, in_rows: bool = False) -> Body:
     """`for u in 4: x = load; use(x)` -> `for u in 4: x[u] = load; for u in 4: use(x[u])`, so that the loads
-    are in flight together. Loops over the same `u` that follow one another share what they load."""
+    are in flight together. Loops over the same `u` that follow one another share what they load. In a loop
+    over rows (`in_rows`), what they share is packed: a thread's registers also hold sums over the rows."""
     unrolled = [s for s in body if isinstance(s, For) and s.bind == "unroll"]
     result: list[Stmt] = []
     arrays_of: dict[Stmt, str] = {}  # a statement of some loop's front -> the array that holds its values
     for s in body:
         if isinstance(s, For) and s.bind == "unroll":
             later = [x for x in unrolled[unrolled.index(s) + 1 :] if x.var == s.var and x.extent == s.extent]
-            result.extend(_staged(s, later, arrays_of))
+            result.extend(_staged(s, later, arrays_of, in_rows))
         else:
-            result.append(with_bodies(s, stage))
+            rows = in_rows or (isinstance(s, For) and s.bind == "rows")
+            result.append(with_bodies(s, lambda inner: stage(inner, rows)))
     return tuple(result)
 
 
@@ -58,25 +65,50 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
     return front, back
 
 
-def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str]) -> list[Stmt]:
+def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str], in_rows: bool) -> list[Stmt]:
     """`loop` as two, with arrays between them; the loops `later`, over the same iterations, use them too."""
     front, back = _front(loop)
     shared = {s for x in later for s in _front(x)[0]}
+    front, back = _in_place(loop, front, back, arrays_of, shared)
     if not back or not (any(isinstance(s, (Load, Uniform)) for s in front) or arrays_of.keys() & set(front)):
         return [loop]
     needed = frozenset().union(*map(used, back))
     fresh = [s for s in front if s not in arrays_of]
     stored = [s for s in fresh if s.name in needed or s in shared]
+    packs = {s: replace(s, packed=True) for s in stored if in_rows and s in shared and _may_be_packed(s)}
     for s in stored:
         name, k = s.name, 1
         while name in arrays_of.values():
             name, k = f"{s.name}_{k + 1}", k + 1
         arrays_of[s] = name
     arrays = [
-        Array(arrays_of[s], s.ctype, getattr(s, "lanes", 1), loop.extent.value, getattr(s, "held", False))
+        Array(
+            arrays_of[s],
+            s.ctype,
+            getattr(s, "lanes", 1),
+            loop.extent.value,
+            getattr(packs.get(s, s), "packed", False),
+        )
         for s in stored
     ]
     table = {s.name: f"{arrays_of[s]}[{loop.var}]" for s in front if s in arrays_of}
-    loads = [replace(loop, body=tuple(rename(s, table) for s in fresh))] if fresh else []
+    loads = [replace(loop, body=tuple(rename(packs.get(s, s), table) for s in fresh))] if fresh else []
     rest = replace(loop, body=tuple(rename(s, table) for s in back))
     return [*arrays, *loads, rest]
+
+
+def _in_place(
+    loop: For, front: list[Stmt], back: list[Stmt], arrays_of: dict[Stmt, str], shared: set[Stmt]
+) -> tuple[list[Stmt], list[Stmt]]:
+    """`front` and `back`, in which loads of one loop alone that would fill many registers stay where they
+    are, if registers hold what earlier loops have loaded: the weights of a norm, say, of a long row."""
+    own = [s for s in front if isinstance(s, Load) and s not in arrays_of and s not in shared]
+    taken = sum(_BYTES[s.ctype] * s.lanes for s in own) * loop.extent.value
+    if not arrays_of.keys() & set(front) or taken <= MOST_STAGED:
+        return front, back
+    return [s for s in front if s not in own], [*own, *back]
+
+
+def _may_be_packed(s: Stmt) -> bool:
+    """Whether `s` loads whole vectors of elements that are narrower than registers."""
+    return isinstance(s, Load) and s.lanes > 1 and s.count is None and not s.shared and s.ctype in NARROW

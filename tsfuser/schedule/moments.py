@@ -2,10 +2,11 @@
 
 In: a Fusion in which each mean and each sum of squared distances is one reduction (`mean`, `squares`), which
 is one pass. Out: the Fusion in which some of them are two passes: all on the host, and on a GPU those whose
-row stays on the chip, so that the second pass reads no memory. The second pass adds up distances from the
-mean of the first pass. The sum of these distances, the drift, is the rounding error of that mean; it corrects
-both results (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983). Values with fewer
-digits than the sums need no such correction. Example: `squares = reduce squares of x` becomes, with a power
+row a block keeps, so that the second pass reads no memory. (Blocks that share a row keep one reduction, and
+exchange moments once; each takes two passes over its part, as lower/block_moments.py says.) The second pass
+adds up distances from the mean of the first pass. The sum of these distances, the drift, is the rounding
+error of that mean; it corrects both results (Chan, Golub, LeVeque, Algorithms for Computing the Sample
+Variance, 1983). Values with fewer digits than the sums need no such correction. Example: `squares = reduce squares of x` becomes, with a power
 of two `s` near 1 / n
 
     mean = sum(x * s) / (n * s);  distance = x - mean;  drift = sum(distance) / n

@@ -95,6 +95,8 @@ def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine:
         params = _over_many_rows(call, rows, params, across, machine)
     if call.varies:
         return params
+    if not params.warp and not params.cooperative and not params.held:
+        params = replace(params, across=call.decide(across))
     step = across * (params.vector * (1 if params.multi_row else params.unroll * params.rounds))
     fills = (
         sz.eq(rows.length, step)

@@ -33,9 +33,11 @@ class RowParams:
     whole: bool = False  # every vector is all inside or all outside the row
     columns: int = 0  # how many reductions run over the other dims
     threads: int = 1  # of a block, at most
+    across: int = 0  # of a row, where that is known; 0: as many as its length takes
     rows: int = 1  # of a block with columns, if a row has more than a warp
     cooperative: bool = False  # several blocks share a row; a thread has `rounds` * `unroll` vectors of it
     cluster: bool = False  # these blocks are a cluster
+    pair: bool = False  # of two, for which any device has room on each pair of multiprocessors
     rounds: int = 1
     prefetched: bool = False  # shared memory fetches the next row while the threads work on one
     held: bool = False  # which the threads move to registers first, so that there is room for one row only
@@ -63,6 +65,8 @@ def block_shape(extent: Size, params: RowParams, machine: Machine) -> tuple[Size
         return sz.const(params.threads), sz.const(1)
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
+    if params.across:
+        return sz.const(params.across), sz.const(params.rows)
     across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.multi_row else params.unroll), 32) * 32
     return sz.minimum(across, MAX_ROW_THREADS), sz.const(params.rows)
 
@@ -91,7 +95,7 @@ def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
         stripes = sz.ceildiv(rows.count_apart, down)
         side_by_side = sz.maximum(1, sz.binary("div", blocks_at_once(params, machine), stripes))
         return sz.minimum(sz.ceildiv(rows.count_added, 2), side_by_side)
-    if params.cluster:
+    if params.cluster and not params.pair:
         own = multiprocessors_of_cluster(machine)
         clusters = sz.binary("div", own * params.resident, blocks_per_row(rows, params))
         return sz.minimum(rows.count, clusters * (machine.multiprocessors // own))

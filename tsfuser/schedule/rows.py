@@ -57,10 +57,10 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     if len(rows.along) > 1 and not segment.uses_reductions:
         return "its rows are in several pieces, and nothing depends on its reductions"
     params = choose_row_params(call, segment, machine)
-    return Proposal(
+    return Proposal(  # another sum costs blocks that share a row another exchange
         params,
         lambda allocations: _stages(call, segment, machine, params, allocations),
-        rereads_are_free=params.persistent and (not params.cooperative or params.in_registers),
+        rereads_are_free=params.persistent and not params.cooperative,
     )
 
 

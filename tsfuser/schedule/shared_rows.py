@@ -63,7 +63,7 @@ def _clustered(
     On an H200, clusters with rows in registers take 0.69 to 0.92 of the time of cooperative blocks if two
     tensors are read (gradients of softmax and batch norm). If one tensor is read, or accesses are narrow,
     they take up to 1.5 times as long: there it is better to fetch the next row at the same time. Clusters
-    with rows in shared memory are slower."""
+    of more than two blocks with rows in shared memory are slower (`_paired`)."""
     if not machine.cluster_blocks:
         return None
     wide = _is_wide(rows.streamed, given) and len(rows.streamed) > 1
@@ -152,7 +152,7 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
     most_blocks = MOST_HELD_MOMENTS if exchanges else machine.multiprocessors // HELD_SETS
     if not call.decide(sz.le(blocks, most_blocks)):
         return None
-    return replace(
+    params = replace(
         given,
         unroll=call.decide(sz.ceildiv(vectors, blocks)),
         persistent=True,
@@ -162,6 +162,19 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
         held=True,
         resident=1,
     )
+    return _paired(call, rows, params, machine)
+
+
+def _paired(call: Call, rows: Rows, params: RowParams, machine: Machine) -> RowParams:
+    """Two blocks that share a row, and go over many, are a cluster. What they exchange in memory comes behind
+    what they fetch there for the next row: half of an iteration passes meanwhile, 2.6 us on an H200. In each
+    other's shared memory it takes a quarter of that. More than two blocks have to lie in one part of the chip
+    (GPC); on an H200, where these differ, 30 clusters of four run at once and 15 of eight, and what does not
+    run with the others doubles the time."""
+    if not machine.cluster_blocks or not params.cooperative:
+        return params
+    pair = bool(call.decide(sz.eq(blocks_per_row(rows, params), 2)))
+    return replace(params, cluster=pair, pair=pair)
 
 
 def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
@@ -212,5 +225,5 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
                 blocks_at_once(params, machine),
             )
         ):
-            return params
+            return _paired(call, rows, params, machine)
     return None

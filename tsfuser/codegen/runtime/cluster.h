@@ -1,17 +1,19 @@
 // The blocks of a cluster share a row and combine their results in each other's shared memory.
 //
 // In: the result of each block, one value in every thread. Out: the combination over all blocks of the
-// cluster, in every thread. Each block writes its value into the shared memory of all of them, and after a
-// barrier of the cluster each reads what has come. So no block reads another's memory, and after its last
-// barrier it may return. Nobody writes to a block that has not begun: `begin_cluster` stands at the start of
-// the kernel and `await_cluster` before the first exchange. A place that is used again, one iteration of a
-// loop later, is in the other of two halves of the memory: no block is more than one exchange ahead.
-// Example, of one total, which takes `room_in_cluster<float>` bytes of shared memory:
+// cluster, in every thread. Each block sends its value into the shared memory of all of them, and reads what
+// has come to its own once a *mailbox* there has counted all bytes (an mbarrier). So no block reads
+// another's memory, and when all that it awaits has come, it may return. A barrier of the cluster would wait
+// until every thread's accesses to memory are done, too (MEMBAR). Nobody sends to a block that has not
+// begun: `begin_cluster` stands at the start of the kernel and `await_cluster` before the first exchange. A
+// place that is used again, one iteration of a loop later, is in the other of two halves of the memory, each
+// with a mailbox: no block is more than one exchange ahead. Example, of one total, which takes
+// `room_in_cluster<float>` bytes of shared memory:
 //
-//     begin_cluster();
+//     begin_cluster(shared + 64);
 //     await_cluster();
-//     store_partial_cluster<0>(total, shared);
-//     sync_cluster();
+//     store_partial_cluster<0>(total, shared, shared + 64);
+//     await_mail<4>(shared + 64, 0);
 //     load_partial_cluster<Sum>(total, shared, 0.0f);
 #pragma once
 
@@ -37,20 +39,58 @@ DEVICE int block_in_cluster() {
   return rank;
 }
 
-// Not `.aligned`: lanes of a warp may come here one after the other.
-DEVICE void begin_cluster() { asm volatile("barrier.cluster.arrive.relaxed;"); }
-DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-DEVICE void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+DEVICE unsigned shared_address(const char* place) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(place));
 }
 
-// To the word at `place` in the shared memory of another block, or of this one.
-DEVICE void store_in_cluster(char* place, int rank, unsigned word) {
+// The same place in the shared memory of another block, or of this one.
+DEVICE unsigned address_in_cluster(const char* place, int rank) {
   unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(place))), "r"(rank));
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
+  return address;
+}
+
+DEVICE void open_mailbox(char* mailbox) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mailbox)) : "memory");
+}
+
+// `mailboxes`: all that the kernel has. Not `.aligned`: lanes of a warp may come here one after the other.
+template <class... Mailboxes>
+DEVICE void begin_cluster(Mailboxes*... mailboxes) {
+  if (thread_of_block() == 0) {
+    (open_mailbox(mailboxes), ...);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// To `place` in the shared memory of block `rank`, whose mailbox counts the bytes.
+DEVICE void send_in_cluster(char* place, int rank, unsigned word, char* mailbox) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                   address_in_cluster(place, rank)),
+               "r"(word), "r"(address_in_cluster(mailbox, rank))
+               : "memory");
+}
+
+// Until `Bytes` of each block of the cluster have come. `uses`: how often this mailbox was waited for
+// before.
+template <int Bytes>
+DEVICE void await_mail(char* mailbox, int64_t uses) {
+  const unsigned address = shared_address(mailbox), parity = uses & 1;
+  if (thread_of_block() == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
+                 "r"(Bytes * blocks_of_cluster())
+                 : "memory");
+  }
+  for (unsigned done = 0; !done;) {
+    asm volatile(
+        "{\n\t.reg .pred all;\n\tmbarrier.try_wait.parity.shared::cta.b64 all, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, all;\n\t}"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+  }
 }
 
 #elif defined(TSFUSER_CUDA)
@@ -58,23 +98,48 @@ DEVICE void store_in_cluster(char* place, int rank, unsigned word) {
 // No schedule makes clusters for such devices.
 DEVICE int blocks_of_cluster() { return 1; }
 DEVICE int block_in_cluster() { return 0; }
-DEVICE void begin_cluster() {}
+template <class... Mailboxes>
+DEVICE void begin_cluster(Mailboxes*...) {}
 DEVICE void await_cluster() {}
-DEVICE void sync_cluster() { __syncthreads(); }
-DEVICE void store_in_cluster(char* place, int, unsigned word) { copy_bytes(place, &word, sizeof(word)); }
+DEVICE void send_in_cluster(char* place, int, unsigned word, char*) {
+  copy_bytes(place, &word, sizeof(word));
+}
+template <int Bytes>
+DEVICE void await_mail(char*, int64_t) {
+  __syncthreads();
+}
 
 #else
 
 DEVICE int blocks_of_cluster() { return fiber_block->together; }
 DEVICE int block_in_cluster() { return fiber_block->rank; }
-DEVICE void begin_cluster() { fiber_arrive(); }
-DEVICE void await_cluster() { fiber_await(); }
-DEVICE void sync_cluster() {
-  fiber_arrive();
-  fiber_await();
+// A mailbox is the number of bytes that have come to it.
+DEVICE int64_t mail_of(const char* mailbox) {
+  return __atomic_load_n(reinterpret_cast<const int64_t*>(mailbox), __ATOMIC_RELAXED);
 }
-DEVICE void store_in_cluster(char* place, int rank, unsigned word) {
+DEVICE void count_mail(char* mailbox, int64_t bytes) {
+  __atomic_store_n(reinterpret_cast<int64_t*>(mailbox), bytes, __ATOMIC_RELAXED);
+}
+
+template <class... Mailboxes>
+DEVICE void begin_cluster(Mailboxes*... mailboxes) {
+  if (thread_of_block() == 0) (count_mail(mailboxes, 0), ...);
+  fiber_arrive();
+}
+DEVICE void await_cluster() { fiber_await(); }
+DEVICE void send_in_cluster(char* place, int rank, unsigned word, char* mailbox) {
+  fiber_sends(true);
   copy_bytes(fiber_shared_of(place, rank), &word, sizeof(word));
+  fiber_sends(false);
+  char* const there = fiber_shared_of(mailbox, rank);
+  count_mail(there, mail_of(there) + sizeof(word));
+}
+template <int Bytes>
+DEVICE void await_mail(char* mailbox, int64_t uses) {
+  const int64_t wanted = int64_t{Bytes} * blocks_of_cluster() * (uses + 1);
+  while (mail_of(mailbox) < wanted) fiber_yield();
+  if (mail_of(mailbox) > wanted) fiber_abort("got more mail than it waits for", fiber_block->current);
+  fiber_got_mail();
 }
 
 #endif
@@ -85,14 +150,14 @@ inline constexpr int room_in_cluster = words_of<T> * most_cluster_blocks * 4;
 
 // By warp `Warp`, a lane for each block, so that several totals are on their way at the same time.
 template <int Warp, class T, int M>
-DEVICE void store_partial_cluster(const T (&value)[M], char* shared) {
+DEVICE void store_partial_cluster(const T (&value)[M], char* shared, char* mailbox) {
   const int rank = static_cast<int>(threadIdx.x) - Warp * 32;
   if (rank < 0 || rank >= blocks_of_cluster()) return;
   unsigned bits[words_of<T>] = {};
   copy_bytes(bits, value, sizeof(T));
 #pragma unroll
   for (int i = 0; i < words_of<T>; ++i)
-    store_in_cluster(shared + (i * most_cluster_blocks + block_in_cluster()) * 4, rank, bits[i]);
+    send_in_cluster(shared + (i * most_cluster_blocks + block_in_cluster()) * 4, rank, bits[i], mailbox);
 }
 
 // Combined in an order that is the same in all blocks.
@@ -113,7 +178,7 @@ DEVICE void load_partial_cluster(T (&value)[M], const char* shared, just<T> iden
 // Columns: what each block has of them, behind the partial results of its warps (`gathered`), goes to
 // `memory` of all blocks: a thread for each block and column, neighbours for neighbouring columns.
 template <int Columns, int Warps, class T, int M>
-DEVICE void store_columns_cluster(const T (&)[M], char* own, char* memory) {
+DEVICE void store_columns_cluster(const T (&)[M], char* own, char* memory, char* mailbox) {
   static_assert(sizeof(T) % 4 == 0, "an accumulator is some words");
   const int all = blocks_of_cluster() * Columns;
   for (int i = thread_of_block(); i < all; i += Warps * 32) {
@@ -122,7 +187,7 @@ DEVICE void store_columns_cluster(const T (&)[M], char* own, char* memory) {
     copy_bytes(bits, gathered<Columns, Warps, T>(own) + column, sizeof(T));
     char* const place = memory + (block_in_cluster() * Columns + column) * sizeof(T);
 #pragma unroll
-    for (int k = 0; k < words_of<T>; ++k) store_in_cluster(place + k * 4, rank, bits[k]);
+    for (int k = 0; k < words_of<T>; ++k) send_in_cluster(place + k * 4, rank, bits[k], mailbox);
   }
 }
 

@@ -28,12 +28,22 @@ struct packed {
   }
 };
 
-template <int N, class T>
-DEVICE packed<T, N> load_packed(const T* pointer) {
-  const vec<T, N> loaded = load<N>(pointer);
+template <class T, int N>
+DEVICE packed<T, N> pack(const vec<T, N>& loaded) {
   packed<T, N> result;
   copy_bytes(result.words, &loaded, sizeof(loaded));
   return result;
+}
+
+template <int N, class T>
+DEVICE packed<T, N> load_packed(const T* pointer) {
+  return pack(load<N>(pointer));
+}
+
+// From global memory; zeros where it is not `wanted`.
+template <int N, class T>
+DEVICE packed<T, N> load_packed(const T* pointer, bool wanted) {
+  return pack(load<N>(pointer, wanted));
 }
 
 // Adds the upper half of `iteration`, of which no compiler knows that it is 0, so that what was computed

@@ -43,6 +43,8 @@ struct Fiber {
   int64_t arrivals;           // at the barrier of its cluster
   int64_t waits;              // that have ended, at the same barrier
   int64_t warp_passed;        // barriers of its warp
+  int64_t mails;              // how often it has got mail from its cluster
+  bool sends;                 // to another block
 };
 
 // One block while it runs; each OS thread has its own.
@@ -119,6 +121,10 @@ static inline void fiber_await() {
   ++fiber_block->current->waits;
 }
 
+// What a thread writes while it `sends` is for another block, which reads it once it has got mail.
+static inline void fiber_sends(bool sends) { fiber_block->current->sends = sends; }
+static inline void fiber_got_mail() { ++fiber_block->current->mails; }
+
 // The same place in the shared memory of block `rank` of the cluster, which must be there.
 static inline char* fiber_shared_of(char* place, int rank) {
   const FiberBlock& other = fiber_block->first[rank];
@@ -149,7 +155,9 @@ UNCHECKED static RacePlace race_here() {
           static_cast<unsigned>(fiber_block->passed),
           static_cast<unsigned>(f.warp_passed),
           static_cast<unsigned>(f.arrivals),
-          static_cast<unsigned>(f.waits)};
+          static_cast<unsigned>(f.waits),
+          static_cast<unsigned>(f.mails),
+          f.sends};
 }
 
 UNCHECKED static void race_abort(const char* does, const char* has, const void* address,
@@ -243,7 +251,8 @@ static inline void fiber_start_block(FiberBlock& b) {
     f.linear = i;
     f.finished = false;
     f.file = nullptr;
-    f.arrivals = f.waits = f.warp_passed = 0;
+    f.arrivals = f.waits = f.mails = f.warp_passed = 0;
+    f.sends = false;
   }
 }
 

@@ -11,7 +11,9 @@
 // - if one thread makes both;
 // - in one block, if the later one has passed more of its barriers (__syncthreads);
 // - in one warp, if the later one has passed more barriers of the warp (__syncwarp, whatever the mask);
-// - in one cluster, if the later one has waited for it more often than the earlier one had arrived.
+// - in one cluster, if the later one has waited for it more often than the earlier one had arrived; or if
+// one
+//   of them sends, and the later thread has got mail since: it cannot be two exchanges ahead.
 //
 // A shuffle orders no memory, as on the GPU. One thing is let pass that may be a race: a thread may write to
 // what it has read in global memory, though others have read it, too. Batch norm updates its running
@@ -33,6 +35,8 @@ struct RacePlace {
   unsigned passed;           // barriers of its block
   unsigned warp_passed;      // barriers of its warp
   unsigned arrivals, waits;  // at the barrier of its cluster
+  unsigned mails;            // how often it has got mail
+  bool sends;                // to another block
 };
 
 // Who has read a byte since it was written.
@@ -92,9 +96,10 @@ UNCHECKED static RaceByte* race_byte(RaceRun& run, size_t address) {
 // Whether a barrier is between them. `readers`: race_thread where `before` is one thread's access.
 UNCHECKED static bool race_ordered(const RaceRun& run, const RacePlace& before, RaceReaders readers,
                                    const RacePlace& now) {
-  if (before.block / run.at_once == now.block / run.at_once && readers != race_blocks &&
-      now.waits > before.arrivals)
-    return true;
+  if (before.block / run.at_once == now.block / run.at_once && readers != race_blocks) {
+    if (now.waits > before.arrivals) return true;
+    if ((before.sends || now.sends) && now.mails > before.mails) return true;
+  }
   if (readers == race_blocks || before.block != now.block) return false;
   if (now.passed > before.passed) return true;
   if (readers == race_block || before.thread / 32 != now.thread / 32) return false;

@@ -85,6 +85,14 @@ DEVICE float reciprocal(float x) {
 #endif
 }
 
+// Of terms whose mean is near `centre`: `drift` is the sum of their distances from it, `squares` that of the
+// squared ones. Where distances overflow, the centre is the mean.
+template <class T>
+DEVICE moments<T> moments_near(just<T> count, just<T> centre, just<T> drift, just<T> squares) {
+  const T rest = is_finite(drift) ? drift * reciprocal(count) : 0, less = squares - rest * drift;
+  return moments_of<T>(count, centre, rest, !is_finite(squares) ? squares : less > 0 ? less : T(0));
+}
+
 // Of disjoint sets of terms. Without a branch: a choice for each number.
 struct Moments {
   template <class T>
@@ -197,22 +205,28 @@ DEVICE void reduce_warp(T (&value)[M]) {
   for (int lane = 0; lane < (N ? N : M); ++lane) value[lane] = combine_lanes<Op>(value[lane], Width);
 }
 
+// Threads along x: `Across` where the compiler knows them, which saves it choices.
+template <int Across>
+DEVICE int threads_across() {
+  return Across ? Across : static_cast<int>(blockDim.x);
+}
+
 // Along x: every warp stores one element for each of the first N accumulators, at most 32 warps a block.
-template <class Op, int N = 0, class T, int M>
+template <class Op, int N = 0, int Across = 0, class T, int M>
 DEVICE void store_partial_x(T (&value)[M], char* memory) {
-  const int width = blockDim.x < 32 ? blockDim.x : 32;
+  const int across = threads_across<Across>(), width = across < 32 ? across : 32;
 #pragma unroll
   for (int lane = 0; lane < (N ? N : M); ++lane) value[lane] = combine_lanes<Op>(value[lane], width);
-  if (blockDim.x <= 32 || threadIdx.x % 32 != 0) return;
-  T* const shared = reinterpret_cast<T*>(memory) + threadIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
+  if (across <= 32 || threadIdx.x % 32 != 0) return;
+  T* const shared = reinterpret_cast<T*>(memory) + threadIdx.y * (across / 32) + threadIdx.x / 32;
 #pragma unroll
   for (int lane = 0; lane < (N ? N : M); ++lane) shared[lane * 32] = value[lane];
 }
 
 // `Warps`: a power of two, at least as many as a row has.
-template <class Op, int Warps, int N = 0, class T, int M>
+template <class Op, int Warps, int N = 0, int Across = 0, class T, int M>
 DEVICE void load_partial_x(T (&value)[M], char* memory, just<T> identity) {
-  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  const int warps = threads_across<Across>() / 32, lane = threadIdx.x % 32;
   if (warps <= 1) return;
   const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.y * warps;
 #pragma unroll
@@ -220,8 +234,9 @@ DEVICE void load_partial_x(T (&value)[M], char* memory, just<T> identity) {
     value[k] = combine_lanes<Op>(lane % Warps < warps ? shared[k * 32 + lane % Warps] : identity, Warps);
 }
 
+template <int Across = 0>
 DEVICE void sync_x() {
-  if (blockDim.x > 32) __syncthreads();
+  if (threads_across<Across>() > 32) __syncthreads();
 }
 
 // Rows of a block that combine in their warp before they meet others: one where rows do not fill warps.
@@ -364,7 +379,7 @@ NOTHING_TO_COMBINE(load_partial_y)
 #undef NOTHING_TO_COMBINE
 template <class Op, int Warps, int N = 0, class T, int M>
 DEVICE void load_partial_x(T (&)[M], char*, just<T>) {}
-DEVICE void sync_x() {}
+DEVICE void sync_x() {}  // threads along x are 1: no kernel says how many
 DEVICE void sync_y() {}
 
 #endif

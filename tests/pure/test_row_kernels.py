@@ -1,0 +1,60 @@
+"""What the threads of a row keep in registers, and what the compiler is told of their number."""
+
+import pytest
+
+from kit.programs import add, kernels, tensor, total
+from tsfuser.codegen.emit import source
+
+
+def mul(b, x, y):
+    return b.pointwise("mul", (x, y), b.promote(x, y))
+
+
+def scaled(b, x, weight, bias):
+    """A row without its mean, with parameters that all rows share."""
+    mean = b.pointwise("mul", (total(b, x, [1], True), b.literal(1e-3)), x.dtype)
+    return add(b, mul(b, b.pointwise("sub", (x, mean), x.dtype), weight), bias)
+
+
+def with_gradients(b, gradient, x, weight):
+    """As in the backward of a norm: a sum over a row is subtracted, two run over all rows."""
+    wide = [b.pointwise("convert", (v,), b.promote(v, b.literal(1.0)), name="wide") for v in (gradient, x)]
+    scale = mul(b, gradient, weight)
+    row = total(b, mul(b, scale, x), [1], True)
+    result = b.pointwise("sub", (scale, mul(b, x, row)), gradient.dtype)
+    return result, total(b, mul(b, *wide), [0]), total(b, wide[0], [0])
+
+
+@pytest.mark.parametrize("dtype, packs", [("bfloat16", True), ("float16", True), ("float32", False)])
+def test_narrow_elements_of_a_row_share_registers_beside_sums_over_the_rows(dtype, packs):
+    """Each loop converts them anew: the compiler would keep what it has converted, and lack registers."""
+    x = tensor(8192, 768, dtype=dtype)
+    text = source(kernels(with_gradients, x, x, tensor(768, dtype=dtype))[0])
+    assert "iteration" in text and "_total[" in text
+    assert (" packed<" in text and " hide(" in text) is packs
+    if packs:  # the gradient, x and the weight: each is packed once, and hidden from the second loop
+        assert text.count("load_packed<8>(") == 3 == text.count(" hide(")
+        assert text.count("i0 < args.i0_size)") > 2 and "load<8>(args.x" not in text
+
+
+def test_rows_that_registers_hold_for_one_row_only_are_not_packed():
+    x = tensor(8192, 768, dtype="bfloat16")
+    parameter = tensor(768, dtype="bfloat16")
+    assert "packed<" not in source(kernels(scaled, x, parameter, parameter)[0])
+
+
+@pytest.mark.parametrize("length, together", [(4096, True), (16384, False)])
+def test_parameters_of_long_rows_are_loaded_where_they_are_used(length, together):
+    """All of them at once would take twice the registers of the row: then one block fits where two would."""
+    text = source(kernels(scaled, tensor(2048, length), tensor(length), tensor(length))[0])
+    assert "> x0_v[" in text
+    assert ("> x1_v[" in text and "> x2_v[" in text) is together
+
+
+@pytest.mark.parametrize("length, across", [(4096, 256), (2048, 128), (1536, 96)])
+def test_the_compiler_knows_the_threads_of_a_row(length, across):
+    """And so how many of its warps combine."""
+    text = source(kernels(lambda b, x: add(b, x, total(b, x, [1], True)), tensor(2048, length))[0])
+    warps = {256: 8, 128: 4, 96: 4}[across]
+    assert f"store_partial_x<Sum, 1, {across}>" in text and f"sync_x<{across}>();" in text
+    assert f"load_partial_x<Sum, {warps}, 1, {across}>" in text
