@@ -6,8 +6,8 @@ row a block keeps, so that the second pass reads no memory. (Blocks that share a
 exchange moments once; each takes two passes over its part, as lower/block_moments.py says.) The second pass
 adds up distances from the mean of the first pass. The sum of these distances, the drift, is the rounding
 error of that mean; it corrects both results (Chan, Golub, LeVeque, Algorithms for Computing the Sample
-Variance, 1983). Values with fewer digits than the sums need no such correction. Example: `squares = reduce squares of x` becomes, with a power
-of two `s` near 1 / n
+Variance, 1983). Values with fewer digits than the sums need no such correction. Example: `squares = reduce
+squares of x` becomes, with a power of two `s` near 1 / n
 
     mean = sum(x * s) / (n * s);  distance = x - mean;  drift = sum(distance) / n
     squares = sum(distance * distance) - drift * drift * n
