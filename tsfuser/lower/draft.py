@@ -71,9 +71,10 @@ class Draft:
 
     @property
     def across(self) -> int:
-        """The threads of a row that combine along x; 0 where only the launch says how many."""
+        """The threads of a row that combine along x; 0 where only the launch says how many, or there is one
+        thread, on the host."""
         extent = self.bound("thread.x").extent
-        return extent.a if self.how.axis == "x" and extent.is_const else 0
+        return extent.a if self.how.axis == "x" and extent.is_const and extent.a > 1 else 0
 
     def _pairs(self) -> dict[int, tuple[Reduce, Reduce]]:
         """By the number of the sweep that finds the maximum: the reductions that blocks combine at once."""

@@ -379,7 +379,7 @@ NOTHING_TO_COMBINE(load_partial_y)
 #undef NOTHING_TO_COMBINE
 template <class Op, int Warps, int N = 0, class T, int M>
 DEVICE void load_partial_x(T (&)[M], char*, just<T>) {}
-DEVICE void sync_x() {}  // threads along x are 1: no kernel says how many
+DEVICE void sync_x() {}
 DEVICE void sync_y() {}
 
 #endif
