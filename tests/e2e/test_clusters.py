@@ -84,6 +84,32 @@ def test_the_largest_and_the_sum_of_powers_take_one_exchange(clusters, device, f
     assert all(text.count("await_mail<") == 1 for text in clusters if "CLUSTER_KERNEL" in text)
 
 
+TERMS = {  # what they are where a row has no element, and memory is read as 0
+    "nan": "x / w",
+    "inf": "torch.where(x == 0, float('inf'), x)",
+    "-inf": "x.masked_fill(x == 0, float('-inf'))",
+}
+
+
+@pytest.mark.parametrize("disable", [{}, {"clusters": ""}], ids=str)
+@pytest.mark.parametrize("columns", [4100, 8204])
+@pytest.mark.parametrize("term", TERMS)
+def test_moments_do_not_see_what_lies_behind_a_row(small, device, term, columns, disable):
+    source = f"def f(x, w, b):\n    return torch.layer_norm({TERMS[term]}, [x.size(-1)], w, b)\n"
+    x, w, b = rows_of(columns, 37, device)
+    with options.override(enable={}, disable=disable):
+        check(Fused(source), x, w.abs() + 1, b)
+    assert any("moments_near" in text and "< args." in text for text in small)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_moments_of_rows_of_an_odd_length(small, device, dtype):
+    source = "def f(x):\n    return torch.var_mean(x * 0.5, -1)\n"
+    for columns in (4101, 8203):
+        check(Fused(source), tensor(37, columns, device=device, dtype=dtype))
+    assert not tsfuser.stats()["fallbacks"]
+
+
 def test_many_reductions_of_a_row(clusters, device):
     """More totals than a block has warps, which share the exchange out."""
     source = (

@@ -4,6 +4,7 @@ import pytest
 
 from kit.programs import add, kernels, tensor, total
 from tsfuser.codegen.emit import source
+from tsfuser.ops.lookup import index_select
 
 
 def mul(b, x, y):
@@ -49,6 +50,26 @@ def test_parameters_of_long_rows_are_loaded_where_they_are_used(length, together
     text = source(kernels(scaled, tensor(2048, length), tensor(length), tensor(length))[0])
     assert "> x0_v[" in text
     assert ("> x1_v[" in text and "> x2_v[" in text) is together
+
+
+def test_what_differs_from_row_to_row_is_loaded_together():
+    x = tensor(2048, 16384)
+    text = source(kernels(scaled, x, x, x)[0])
+    assert "> x1_v[" in text and "> x2_v[" in text
+
+
+def test_indices_of_a_lookup_are_loaded_before_it():
+    """The kernel is verified after each pass."""
+
+    def program(b, x, table, index, *others):
+        row = b.pointwise("sub", (x, total(b, x, [1], True)), x.dtype)
+        made = mul(b, row, index_select(b, table, 0, index))
+        for other in others:
+            made = add(b, made, other)
+        return made
+
+    parameters = [tensor(4095) for _ in range(3)]
+    kernels(program, tensor(512, 4095), tensor(4095), tensor(4095, dtype="int64"), *parameters)
 
 
 @pytest.mark.parametrize("length, across", [(4096, 256), (2048, 128), (1536, 96)])

@@ -160,7 +160,7 @@ def _address(pointer: str, offset) -> str:
 
 
 def _load(s: Load) -> list[str]:
-    if s.packed:
+    if s.packed and s.lanes > 1:
         guard = "" if s.guard is None else f", {s.guard}"
         value = f"load_packed<{s.lanes}>({_address(s.buffer, s.offset)}{guard})"
         return _assign(f"packed<{s.ctype}, {s.lanes}>", s.name, value)

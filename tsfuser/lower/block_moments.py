@@ -92,7 +92,8 @@ def passes(draft: Draft, ops: Sequence[Reduce]) -> list[Accumulation]:
             made,
             Compute(distance, ctype, "distance_from", (centre, term)),
             *([Accumulate(drift, lane, SUM.symbol, distance, guard, zero)] if corrected else []),
-            Accumulate(squares, lane, "add_product", distance, guard, zero, (distance,)),
+            # no product where there is no term: 0 times infinity is no 0
+            Accumulate(squares, lane, "add_product", distance, guard, others=(distance,)),
         ],
         [
             *of_block,

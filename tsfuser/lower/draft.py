@@ -7,6 +7,7 @@ the row that a thread works on. Example: `Draft(segment, schedule, params, at).c
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..ir import size as sz
 from ..ir.fusion import Reduce
@@ -20,7 +21,7 @@ from .arguments import Params
 from .elements import Elements
 from .index import Expr, Var
 from .indices import Indices
-from .loop_ir import For, Stmt
+from .loop_ir import For, Load, Stmt
 from .needs import needs
 from .picked import picked, picked_in
 from .tiles import tiles
@@ -45,10 +46,10 @@ class Draft:
         self.cooperative = self.how.cooperative if self.how else None
         self.tiles = tiles(schedule)
         self.elements = Elements(schedule, params, needs(self.segment))
+        self.row_dims = self.dims_of(self.sweeps.row)
         self.loads = {
-            name: self.elements.load(a, at, self.tiles.get(name)) if name not in left else []
+            a.buffer.value.name: self._loaded(a) if a.buffer.value.name not in left else []
             for a in schedule.domain.loads
-            for name in [a.buffer.value.name]
         }
         for op in self.sweeps.allreduced:
             self.elements.registers[op.output.name] = op.output.dtype.register.ctype
@@ -63,7 +64,6 @@ class Draft:
         looped = self.how is not None and any(x.extent != sz.const(1) for x in self.loops)
         self.row_loop = self.how.side_by_side if looped else ""
         self.rows = schedule.loop(self.row_loop).extent.a if self.row_loop else 1
-        self.row_dims = self.dims_of(self.sweeps.row)
         self.row_guard = self.guard_of(self.row_dims)
         self.online_softmax = self._pairs()
         self.row_values: list[Stmt] = []
@@ -75,6 +75,14 @@ class Draft:
         thread, on the host."""
         extent = self.bound("thread.x").extent
         return extent.a if self.how.axis == "x" and extent.is_const and extent.a > 1 else 0
+
+    def _loaded(self, access: Access) -> list[Stmt]:
+        """The statements of a load."""
+        made = self.elements.load(access, self.at, self.tiles.get(access.buffer.value.name))
+        others = [d for d, dim in enumerate(self.schedule.domain.dims) if dim.name not in self.row_dims]
+        if not self.row_dims or any(map(access.moves, others)):
+            return made
+        return [replace(s, common=True) if isinstance(s, Load) else s for s in made]
 
     def _pairs(self) -> dict[int, tuple[Reduce, Reduce]]:
         """By the number of the sweep that finds the maximum: the reductions that blocks combine at once."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..ir.dtypes import DType
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
-from ..schedule.machine import CLUSTER_BLOCKS, EXCHANGED, column_bytes
+from ..schedule.machine import CLUSTER_BLOCKS, EXCHANGED, MAILBOX_BYTES, column_bytes
 from .combine import COMBINATIONS, Combination, accumulator, totals
 from .loop_ir import Barrier, BlockReduce, ClusterReduce, ColumnReduce, CooperativeReduce, Stmt, Total
 from .traverse import statements
@@ -65,7 +65,6 @@ def met(
 
 
 SLOTS = "slots"  # a kernel's name for where its blocks meet
-MAILBOX = 16  # bytes of shared memory of a mailbox, and what its place is a multiple of
 
 
 def combined_over_blocks(totals: Sequence[Total], at: int, word: int, threads: int) -> tuple[list[Stmt], int]:
@@ -93,6 +92,7 @@ def combined_over_cluster(totals: Sequence[Total], at: int, threads: int) -> lis
 
 def columns_over_cluster(block: Sequence[Stmt]) -> list[Stmt]:
     """`block`, the combinations of columns over the threads of a block, with those over its cluster."""
+    assert sum(isinstance(s, ColumnReduce) for s in block) == 1, "two exchanges would share a mailbox"
     made: list[Stmt] = []
     for s in block:
         if isinstance(s, ColumnReduce):
@@ -100,7 +100,7 @@ def columns_over_cluster(block: Sequence[Stmt]) -> list[Stmt]:
             for t in s.totals:
                 places.append(at)
                 at += _columns_in_cluster(s, t)
-            s = replace(s, cluster=tuple(places), mailbox=-(-at // MAILBOX) * MAILBOX)
+            s = replace(s, cluster=tuple(places), mailbox=-(-at // MAILBOX_BYTES) * MAILBOX_BYTES)
         made.append(s)
     return made
 
@@ -123,9 +123,9 @@ def exchanged(body: list[Stmt]) -> int:
             ends += [(s.half if s.iteration else 0) + t.offset + t.bytes for t in s.totals]
         if isinstance(s, ColumnReduce):
             ends += [t.offset + t.bytes for t in s.totals]
-            ends += [s.mailbox + MAILBOX] if s.cluster else []
+            ends += [s.mailbox + MAILBOX_BYTES] if s.cluster else []
         if isinstance(s, CooperativeReduce):
             ends += [at + -(-t.bytes // 512) * 16 for at, t in zip(s.shared, s.totals)]
         if isinstance(s, ClusterReduce):
-            ends.append((s.half if s.iteration else 0) + s.mailbox + MAILBOX)
+            ends.append((s.half if s.iteration else 0) + s.mailbox + MAILBOX_BYTES)
     return max(ends)

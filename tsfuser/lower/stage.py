@@ -18,7 +18,7 @@ from .traverse import defined, rename, used, with_bodies
 Body = "tuple[Stmt, ...]"
 MOST_STAGED = 128  # bytes that one loop loads into registers beside what these hold
 _BYTES = {d.ctype: d.itemsize for d in DTYPES.values()}
-#: Types in memory of elements that are wider in registers.
+#: Types in memory of elements that are wider in registers: floats of 16 bits.
 NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.itemsize)
 
 
@@ -100,9 +100,19 @@ def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str], in_rows: bo
 def _in_place(
     loop: For, front: list[Stmt], back: list[Stmt], arrays_of: dict[Stmt, str], shared: set[Stmt]
 ) -> tuple[list[Stmt], list[Stmt]]:
-    """`front` and `back`, in which loads of one loop alone that would fill many registers stay where they
-    are, if registers hold what earlier loops have loaded: the weights of a norm, say, of a long row."""
-    own = [s for s in front if isinstance(s, Load) and s not in arrays_of and s not in shared]
+    """`front` and `back`, in which loads of what all rows share, and one loop alone reads, stay where they
+    are if they would fill many registers, and registers hold what earlier loops have loaded: the weights of
+    a norm of long rows. A cache has them, so the loop does not wait for memory in each iteration."""
+    places = frozenset().union(*map(used, front))  # by which others are loaded
+    own = [
+        s
+        for s in front
+        if isinstance(s, Load)
+        and s.common
+        and s not in arrays_of
+        and s not in shared
+        and s.name not in places
+    ]
     taken = sum(_BYTES[s.ctype] * s.lanes for s in own) * loop.extent.value
     if not arrays_of.keys() & set(front) or taken <= MOST_STAGED:
         return front, back
@@ -110,5 +120,5 @@ def _in_place(
 
 
 def _may_be_packed(s: Stmt) -> bool:
-    """Whether `s` loads whole vectors of elements that are narrower than registers."""
+    """Whether `s` loads whole vectors of 16-bit floats."""
     return isinstance(s, Load) and s.lanes > 1 and s.count is None and not s.shared and s.ctype in NARROW

@@ -26,7 +26,7 @@ from ..ir.size import Size
 from ..segment import Segment
 from .domain import Access, Domain, domain
 from .loops import Cooperative, Reduction, Schedule
-from .machine import CLUSTER_BLOCKS, EXCHANGED, Machine, column_bytes
+from .machine import CLUSTER_BLOCKS, EXCHANGED, MAILBOX_BYTES, Machine, column_bytes
 from .placement import costly_terms, with_saved_values
 from .pointwise import is_wide, vector_width
 from .proposal import Proposal, Stage
@@ -273,7 +273,9 @@ def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
 def _exchanged(segment: Segment, params: OuterRowParams) -> int:
     """Bytes of shared memory through which the threads of a block combine, at most, and its cluster."""
     each = sum(column_bytes(n, params.columns, params.threads) for n in _numbers(segment))
-    return each + params.cluster * CLUSTER_BLOCKS * params.columns * sum(_numbers(segment))
+    numbers = _numbers(segment)
+    of_cluster = CLUSTER_BLOCKS * params.columns * sum(numbers) + 2 * MAILBOX_BYTES * len(numbers)
+    return each + params.cluster * of_cluster
 
 
 def _numbers(segment: Segment) -> list[int]:

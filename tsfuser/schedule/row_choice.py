@@ -17,7 +17,7 @@ from .machine import EXCHANGED, Machine
 from .pointwise import is_whole, is_wide, vector_width
 from .row_params import DATA_REGISTERS, RowParams, block_shape, fits, registers_held
 from .row_space import Rows, rows_of
-from .shared_rows import EXCHANGE_BYTES, of_several_blocks
+from .shared_rows import EXCHANGE_BYTES, exchange_bytes, of_several_blocks
 
 MAX_VECTORS = 8  # vectors of each tensor that a thread keeps
 MAX_WARP_VECTORS = 8  # the same, if a row has a warp or less
@@ -92,10 +92,10 @@ def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine:
             params = of_several_blocks(call, segment, rows, given, machine) or params
     across, _ = block_shape(rows.length, params, machine)
     if params.columns and params.persistent and not params.cooperative:
-        params = _over_many_rows(call, rows, params, across, machine)
+        params = _over_many_rows(call, segment, rows, params, across, machine)
     if call.varies:
         return params
-    if not params.warp and not params.cooperative and not params.held:
+    if not params.warp and not params.cooperative and not params.held:  # known to the compiler, then
         params = replace(params, across=call.decide(across))
     step = across * (params.vector * (1 if params.multi_row else params.unroll * params.rounds))
     fills = (
@@ -143,7 +143,9 @@ def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: in
     )
 
 
-def _over_many_rows(call: Call, rows: Rows, params: RowParams, across: Size, machine: Machine) -> RowParams:
+def _over_many_rows(
+    call: Call, segment: Segment, rows: Rows, params: RowParams, across: Size, machine: Machine
+) -> RowParams:
     """For blocks that add up columns over many rows: all blocks should run at the same time."""
     threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
     down = 1 if params.warp else max(1, COLUMN_BLOCK_THREADS // threads)
@@ -153,7 +155,7 @@ def _over_many_rows(call: Call, rows: Rows, params: RowParams, across: Size, mac
     )
     resident = max(1, machine.registers // (most * threads))
     if params.prefetched:
-        exchanged = EXCHANGE_BYTES if down == 1 and not params.warp else EXCHANGED
+        exchanged = exchange_bytes(segment) if down == 1 and not params.warp else EXCHANGED
         shared = 2 * threads * params.vector * params.unroll * rows.bytes + exchanged
         resident = min(resident, _sharing(shared, machine))
     return replace(params, threads=threads, rows=down, resident=resident)

@@ -16,7 +16,7 @@ from ..ir.call import Call
 from ..ir.fusion import MOMENTS
 from ..segment import Segment
 from .domain import Access
-from .machine import Machine
+from .machine import CLUSTER_BLOCKS, MAILBOX_BYTES, Machine
 from .placement import costly_terms
 from .row_params import RowParams, blocks_at_once, blocks_per_row, multiprocessors_of_cluster
 from .row_space import Rows
@@ -37,7 +37,7 @@ HELD_REGISTERS = 64  # registers of a thread for its part of a row, of a block t
 # better (statistics of 2^20 floats take 134 us on an H100, and 152 as here)
 MOST_HELD_MOMENTS = 8
 HELD_SETS = 3  # sets of blocks that share such a row, at least: with two, one waits while the other does
-EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange
+EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange, at least
 
 
 def of_several_blocks(
@@ -48,8 +48,19 @@ def of_several_blocks(
     return (
         _clustered(call, segment, rows, given, machine)
         or _held(call, segment, rows, given, machine)
-        or _shared(call, rows, given, machine)
+        or _shared(call, segment, rows, given, machine)
     )
+
+
+def exchange_bytes(segment: Segment) -> int:
+    """Bytes of shared memory for what the threads of a block exchange in two iterations, at most, and the
+    blocks of its cluster: a total of each warp, and of each block. Moments are sums first."""
+    totals = sum(
+        op.output.dtype.register.itemsize
+        * (3 * 32 + 4 * CLUSTER_BLOCKS if op.combine in MOMENTS else 32 + CLUSTER_BLOCKS)
+        for op in segment.reductions
+    )
+    return max(EXCHANGE_BYTES, 2 * (totals + 2 * MAILBOX_BYTES))
 
 
 def _clustered(
@@ -71,7 +82,9 @@ def _clustered(
         params = _in_registers(call, segment, rows, given, machine)
         if params is not None:
             return params
-    return _shared(call, rows, replace(given, cluster=True), machine) if machine.any_clusters else None
+    if not machine.any_clusters:
+        return None
+    return _shared(call, segment, rows, replace(given, cluster=True), machine)
 
 
 def _is_wide(read: Sequence[Access], given: RowParams) -> bool:
@@ -135,9 +148,9 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
     each = given.vector * COOPERATIVE_THREADS
     most = min(
         room // (each * max(rows.bytes, 1)),
-        (machine.shared_per_block - EXCHANGE_BYTES) // (each * sum(a.itemsize for a in read)),
+        (machine.shared_per_block - exchange_bytes(segment)) // (each * sum(a.itemsize for a in read)),
     )
-    if most < 2 or room > machine.shared_per_block - EXCHANGE_BYTES:
+    if most < 2 or room > machine.shared_per_block - exchange_bytes(segment):
         return None
     vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
     blocks = sz.ceildiv(vectors, most)
@@ -177,7 +190,7 @@ def _paired(call: Call, rows: Rows, params: RowParams, machine: Machine) -> RowP
     return replace(params, cluster=pair, pair=pair)
 
 
-def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
+def _shared(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
     """For rows that need several blocks. None if a row needs more blocks than run at the same time, or, if
     `given` says `cluster`, more than a cluster has. A multiprocessor has as many blocks as possible with at
     least two vectors for each thread; but only one block with columns, which take registers."""
@@ -192,7 +205,7 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
     ):
         vectors = min(
             8,
-            (machine.shared_per_multiprocessor // resident - EXCHANGE_BYTES)
+            (machine.shared_per_multiprocessor // resident - exchange_bytes(segment))
             // (2 * COOPERATIVE_THREADS * given.vector * max(rows.bytes, 1)),
         )
         if given.columns:

@@ -47,7 +47,7 @@ DEVICE packed<T, N> load_packed(const T* pointer, bool wanted) {
 }
 
 // Adds the upper half of `iteration`, of which no compiler knows that it is 0, so that what was computed
-// from `held` is computed anew: they would keep the converted elements for a later loop.
+// from these elements is computed anew: it would keep them, converted, for a later loop.
 template <class T, int N>
 DEVICE void hide(packed<T, N>& held, int64_t iteration) {
 #if defined(TSFUSER_CUDA)

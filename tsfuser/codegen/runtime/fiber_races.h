@@ -11,9 +11,10 @@
 // - if one thread makes both;
 // - in one block, if the later one has passed more of its barriers (__syncthreads);
 // - in one warp, if the later one has passed more barriers of the warp (__syncwarp, whatever the mask);
-// - in one cluster, if the later one has waited for it more often than the earlier one had arrived; or if
-// one
-//   of them sends, and the later thread has got mail since: it cannot be two exchanges ahead.
+// - in one cluster, if the later one has waited for it more often than the earlier one had arrived;
+// - in one cluster, if one of them sends, and the later thread has got mail more often: then it is no more
+//   than one exchange ahead, if a barrier of the block stands between what a thread has received and what
+//   its block sends next.
 //
 // A shuffle orders no memory, as on the GPU. One thing is let pass that may be a race: a thread may write to
 // what it has read in global memory, though others have read it, too. Batch norm updates its running
