@@ -35,6 +35,7 @@ MACHINES = (
     device("NVIDIA B200", 100, 148, 228 << 10, 2048),
     device("NVIDIA GeForce RTX 5090", 120, 170, 100 << 10, 1536),
     device("a slice of a GPU", 90, 16, 228 << 10, 2048),
+    device("Jetson Orin Nano 4GB", 87, 4, 164 << 10, 1536),
     *(
         replace(GPU, cluster_blocks=n, any_clusters=True, multiprocessors=m)
         for n, m in ((8, 132), (16, 132), (8, 4))
@@ -60,6 +61,10 @@ def channels(b, x):
     return add(b, x, b.reduce("squares", "squares", x, [0], True, x.dtype))
 
 
+def spread(b, x):
+    return add(b, x, b.reduce("squares", "squares", x, [-1], True, x.dtype))
+
+
 def sums(b, x):
     return total(b, relu(b, x), [0])
 
@@ -83,7 +88,7 @@ def lowered(segment, schedule):
 
 @pytest.mark.each_value
 @EVERY
-@pytest.mark.parametrize("program", [softmax, columns, channels, sums], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", [softmax, columns, channels, spread, sums], ids=lambda p: p.__name__)
 def test_a_launch_fits_the_device(program, machine):
     """Every pass is verified; a block gets its shared memory, blocks that wait for each other run at the same
     time, and no kernel promises more resident blocks than a multiprocessor takes."""
@@ -106,7 +111,23 @@ def test_a_launch_fits_the_device(program, machine):
                 if k.cooperative:
                     each = k.shared + machine.shared_reserved
                     assert k.resident * each <= machine.shared_per_multiprocessor, what
-                    assert call.value(k.grid) <= machine.multiprocessors * k.resident, what
+                    assert 0 < call.value(k.grid) <= machine.multiprocessors * k.resident, what
+
+
+@pytest.mark.parametrize("clusters", [0, 8])
+@pytest.mark.parametrize("multiprocessors", [1, 2, 4, 6])
+def test_rows_have_blocks_where_there_are_few_multiprocessors(multiprocessors, clusters):
+    """Blocks that share a row are no more than run at the same time: else no set of them would."""
+    machine = replace(GPU, multiprocessors=multiprocessors, cluster_blocks=clusters)
+    for program in (softmax, columns, spread):
+        for shape in (1, 8192), (300, 40_000), (300, 100_000), (7, 1 << 20):
+            for dtype in ("float32", "float64"):
+                call, fusion = build(program, tensor(*shape, dtype=dtype))
+                for s in stages(call, fusion, machine)[0]:
+                    k = lowered(s.segment, s.schedule)
+                    blocks = call.value(k.grid)
+                    assert blocks > 0, f"{k.name} of {shape} {dtype}"
+                    assert not k.cooperative or blocks <= multiprocessors * k.resident
 
 
 @EVERY
@@ -118,6 +139,7 @@ def test_threads_touch_what_is_theirs(machine):
         (columns, (2000, 1024)),
         (channels, (64, 4096)),
         (channels, (1100, 512)),
+        (spread, (150, 90_000)),
         (sums, (5000, 96)),
     ):
         walk(*planned(program, tensor(*shape), machine=machine), whole=False)

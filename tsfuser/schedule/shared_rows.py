@@ -162,7 +162,9 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
     if call.varies and len(rows.along) > 1 and call.decide(sz.lt(1, blocks)):
         return None
     exchanges = any(op.combine in MOMENTS for op in segment.reductions)
-    most_blocks = MOST_HELD_MOMENTS if exchanges else machine.multiprocessors // HELD_SETS
+    most_blocks = machine.multiprocessors // HELD_SETS
+    if exchanges:  # all blocks of a row run at the same time
+        most_blocks = min(MOST_HELD_MOMENTS, machine.multiprocessors)
     if not call.decide(sz.le(blocks, most_blocks)):
         return None
     params = replace(
