@@ -119,7 +119,7 @@ def test_a_launch_fits_the_device(program, machine):
 def test_rows_have_blocks_where_there_are_few_multiprocessors(multiprocessors, clusters):
     """Blocks that share a row are no more than run at the same time: else no set of them would."""
     machine = replace(GPU, multiprocessors=multiprocessors, cluster_blocks=clusters)
-    for program in (softmax, columns, spread):
+    for program in (softmax, columns, channels, spread, sums):
         for shape in (1, 8192), (300, 40_000), (300, 100_000), (7, 1 << 20):
             for dtype in ("float32", "float64"):
                 call, fusion = build(program, tensor(*shape, dtype=dtype))

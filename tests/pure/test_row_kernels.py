@@ -49,7 +49,7 @@ def test_parameters_of_long_rows_are_loaded_where_they_are_used(length, together
     """All of them at once would take twice the registers of the row: then one block fits where two would."""
     text = source(kernels(scaled, tensor(2048, length), tensor(length), tensor(length))[0])
     assert "> x0_v[" in text
-    assert ("> x1_v[" in text and "> x2_v[" in text) is together
+    assert [f"> x{k}_v[" in text for k in (1, 2)] == [together] * 2
 
 
 def test_what_differs_from_row_to_row_is_loaded_together():

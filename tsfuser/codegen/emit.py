@@ -79,6 +79,7 @@ def source(kernel: Kernel) -> str:
         frame, bounds = "CLUSTER_KERNEL", f"{kernel.parts}, {bounds}"
         begin = [f"  begin_cluster({', '.join(_mailboxes(kernel))});"]
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", ""]
+    # where there is a cluster, `tiles` begins with shared memory, where the mailboxes are
     body = [*overlap, *tiles[: len(begin)], *begin, *tiles[len(begin) :], *_block(kernel.body, 1), "}", ""]
     if kernel.batch_capacity:
         return "\n".join([*lines, *_batched(kernel, bounds, body)])

@@ -30,14 +30,14 @@ from . import index as ix
 from .accumulate import Accumulation
 from .combine import COMBINATIONS, accumulator, conversion, totals
 from .draft import Draft
-from .exchange import exchanged, met
+from .exchange import combined_by_name, exchanged
 from .index import Var
 from .loop_ir import Accumulate, Accumulator, Compute, Let, Stmt, Total
 
 SUM, MOMENTS = COMBINATIONS["sum"], COMBINATIONS["mean"]
 
 
-def apply(draft: Draft, number: int, ops: Sequence[Reduce], known: Collection[str]) -> bool:
+def applies(draft: Draft, number: int, ops: Sequence[Reduce], known: Collection[str]) -> bool:
     """Whether sweep `number`, which accumulates `ops`, is two passes: it computes one set of moments and
     nothing else, of terms that are cheap to compute again. `known`: values that need not be computed."""
     if not draft.cooperative or draft.how.columns or draft.row_loop or len(totals(ops)) != 1:
@@ -92,7 +92,7 @@ def passes(draft: Draft, ops: Sequence[Reduce]) -> list[Accumulation]:
             made,
             Compute(distance, ctype, "distance_from", (centre, term)),
             *([Accumulate(drift, lane, SUM.symbol, distance, guard, zero)] if corrected else []),
-            # no product where there is no term: 0 times infinity is no 0
+            # behind the row the distance may be infinite or NaN, and its product with 0 is NaN
             Accumulate(squares, lane, "add_product", distance, guard, others=(distance,)),
         ],
         [
@@ -113,7 +113,7 @@ def _over_the_block(draft: Draft, names: Sequence[str], op: Reduce) -> list[Stmt
     """The combination of sums over the threads of a block."""
     wide = accumulator(op, draft.how.in_double)
     found, threads = [(name, SUM, wide) for name in names], draft.schedule.threads
-    made = met(found, draft.how, threads, 1, 1, draft.exchanged, draft.across)
+    made = combined_by_name(found, draft.how, threads, 1, 1, draft.exchanged, draft.across)
     draft.exchanged = max(draft.exchanged, exchanged(made))
     return made
 

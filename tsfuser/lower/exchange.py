@@ -27,10 +27,10 @@ def combined(
     found = [
         (name, COMBINATIONS[op.combine], accumulator(op, how.in_double)) for name, op in totals(ops).items()
     ]
-    return met(found, how, threads, lanes, fold, start, across)
+    return combined_by_name(found, how, threads, lanes, fold, start, across)
 
 
-def met(
+def combined_by_name(
     found: Sequence[tuple[str, Combination, DType]],
     how: Reduction,
     threads: int,
@@ -39,7 +39,7 @@ def met(
     start: int = 0,
     across: int = 0,
 ) -> list[Stmt]:
-    """`combined`, of accumulators by name, with how they are combined and the dtype of their numbers."""
+    """`combined`, of accumulators (name, how they are combined, dtype of their numbers)."""
     groups: list[list[Total]] = [[]]
     at = start
     for name, how_combined, wide in found:

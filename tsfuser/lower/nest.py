@@ -111,13 +111,13 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     after them."""
     if not draft.sweeps.goals(number):
         return []
-    reductions, before_it = draft.sweeps.reductions(number), frozenset(saved.arrays)
+    reductions, known_before = draft.sweeps.reductions(number), frozenset(saved.arrays)
     arrays, needed = saved.sweep(number)
     parts = draft.parts(number)
     needed = [rename(s, parts) for s in needed]
     known = list(draft.row_values)
     *earlier, row = row_reductions.reduced(
-        draft, number, [op for op in reductions if op in draft.sweeps.allreduced], before_it
+        draft, number, [op for op in reductions if op in draft.sweeps.allreduced], known_before
     )
     final = FinalReductions(draft)
     once_stored = [name for name in draft.sweeps.stores(number) if _of_all_rows(draft, name)]

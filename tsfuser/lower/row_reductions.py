@@ -32,7 +32,7 @@ def reduced(draft: Draft, number: int, ops: Sequence[Reduce], known: Collection[
     two. `known`: values that need not be computed again. `draft` gets to know the results."""
     if not ops:
         return [Accumulation([], [], [])]
-    if block_moments.apply(draft, number, ops, known):
+    if block_moments.applies(draft, number, ops, known):
         made = block_moments.passes(draft, ops)
         draft.row_values += [s for op in ops for s in _result(draft, number, op, total_of(op, ops))]
         return made

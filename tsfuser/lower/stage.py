@@ -16,7 +16,7 @@ from .loop_ir import Array, Compute, For, Let, Load, Place, Stmt, Uniform
 from .traverse import defined, rename, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
-MOST_STAGED = 128  # bytes that one loop loads into registers beside what these hold
+MOST_STAGED = 128  # bytes of a thread that one loop alone loads ahead, where registers hold a row
 _BYTES = {d.ctype: d.itemsize for d in DTYPES.values()}
 #: Types in memory of elements that are wider in registers: floats of 16 bits.
 NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.itemsize)

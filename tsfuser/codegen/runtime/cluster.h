@@ -3,8 +3,8 @@
 // In: the result of each block, one value in every thread. Out: the combination over all blocks of the
 // cluster, in every thread. Each block sends its value into the shared memory of all of them, and reads what
 // has come to its own once a *mailbox* there has counted all bytes (an mbarrier). So no block reads
-// another's memory, and when all that it awaits has come, it may return. A barrier of the cluster would wait
-// until every thread's accesses to memory are done, too (MEMBAR). Nobody sends to a block that has not
+// another's memory, and when all that it awaits has come, it may return. A barrier of the cluster would also
+// wait until all accesses of its threads to memory are done (MEMBAR). Nobody sends to a block that has not
 // begun: `begin_cluster` stands at the start of the kernel and `await_cluster` before the first exchange. A
 // place that is used again, one iteration of a loop later, is in the other of two halves of the memory, each
 // with a mailbox: no block is more than one exchange ahead. Example, of one total, which takes
@@ -73,8 +73,8 @@ DEVICE void send_in_cluster(char* place, int rank, unsigned word, char* mailbox)
                : "memory");
 }
 
-// Until `Bytes` of each block of the cluster have come. `uses`: how often this mailbox was waited for
-// before.
+// Until `Bytes` of each block of the cluster have come. `uses`: how often the block has waited for this
+// mailbox before.
 template <int Bytes>
 DEVICE void await_mail(char* mailbox, int64_t uses) {
   const unsigned address = shared_address(mailbox), parity = uses & 1;
