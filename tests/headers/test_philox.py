@@ -20,7 +20,7 @@ WIDTHS = (1, 2, 4, 8, 16)
 SOURCE = """#include "tsfuser.h"
 struct Args_block { int32_t* y; uint64_t key; uint64_t low; uint64_t high; };
 KERNEL(block, Args_block, 1) {
-  const philox_block drawn = philox(args.key, args.low, args.high);
+  const philox_block drawn = philox(keys_of(args.key), args.low, args.high);
   for (int i = 0; i < 4; ++i) args.y[i] = static_cast<int32_t>(drawn.words[i]);
 }
 """ + "\n".join(

@@ -110,7 +110,7 @@ def _saved_seeds(kernel: Kernel) -> list[str]:
     start = next((_start(f"args.{p.name}") for p in kernel.params if p.source == ("random",)), "")
     return [
         f"  if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {{ "
-        f"args.{p.name}[0] = stream_of({start}, {p.source[2]}).key; "
+        f"args.{p.name}[0] = stream_of({start}, {p.source[2]}).key(); "
         f"args.{p.name}[1] = stream_of({start}, {p.source[2]}).low * 4; }}"
         for p in kernel.params
         if p.source[0] == "seed"

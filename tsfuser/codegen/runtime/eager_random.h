@@ -31,7 +31,8 @@ DEVICE eager_place eager_place_of(uint32_t index, uint32_t threads, uint32_t wid
 }
 
 DEVICE philox_block eager_block(const random_start& start, int64_t counter, const eager_place& at) {
-  return philox(start.key, start.low + static_cast<uint64_t>(counter) + at.draw, at.thread);
+  const random_stream stream = stream_of(start, 0);
+  return philox(stream.keys, stream.low + static_cast<uint64_t>(counter) + at.draw, at.thread);
 }
 
 // Word `i` of a block; an array that a variable indexes would leave the registers.

@@ -21,15 +21,39 @@ struct random_state {
   uint64_t seed, offset, within, captured;
 };
 
+// The keys of the ten rounds.
+struct philox_keys {
+  uint32_t first[10], second[10];
+};
+
+DEVICE philox_keys keys_of(uint64_t key) {
+  philox_keys keys;
+  uint32_t first = static_cast<uint32_t>(key), second = static_cast<uint32_t>(key >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    keys.first[round] = first;
+    keys.second[round] = second;
+    first += 0x9e3779b9u;
+    second += 0xbb67ae85u;
+  }
+  return keys;
+}
+
 struct random_start {
-  uint64_t key, low;  // of stream 0
-#if !defined(TSFUSER_CUDA)
+#if defined(TSFUSER_CUDA)
+  philox_keys keys;
+  uint64_t low;  // of stream 0
+#else
+  uint64_t key, low;     // of stream 0
   const uint64_t* keys;  // of all streams; null: they have one key, and differ in `low`
 #endif
 };
 
 struct random_stream {
-  uint64_t key, low;
+  philox_keys keys;
+  uint64_t low;
+
+  DEVICE_MEMBER uint64_t key() const { return static_cast<uint64_t>(keys.second[0]) << 32 | keys.first[0]; }
 };
 
 DEVICE random_start start_of(const random_state& state) {
@@ -39,7 +63,13 @@ DEVICE random_start start_of(const random_state& state) {
     seed = __ldg(reinterpret_cast<const uint64_t*>(seed));
     offset = __ldg(reinterpret_cast<const uint64_t*>(offset));
   }
-  return {seed, (offset + state.within) / 4};
+  random_start start = {keys_of(seed), (offset + state.within) / 4};
+#pragma unroll
+  // else the compiler adds anew for each block of numbers, which is a quarter of a block's instructions
+  for (int round = 0; round < 10; ++round) {
+    asm volatile("" : "+r"(start.keys.first[round]), "+r"(start.keys.second[round]));
+  }
+  return start;
 #else
   const uint64_t* const place = reinterpret_cast<const uint64_t*>(seed);
   if (state.captured == 2) return {place[0], 0, place};
@@ -52,30 +82,29 @@ DEVICE random_start start_of(const random_state& state) {
 }
 
 DEVICE random_stream stream_of(const random_start& start, uint32_t number) {
-#if !defined(TSFUSER_CUDA)
-  if (start.keys) return {start.keys[number], 0};
+#if defined(TSFUSER_CUDA)
+  return {start.keys, start.low + number};
+#else
+  if (start.keys) return {keys_of(start.keys[number]), 0};
+  return {keys_of(start.key), start.low + number};
 #endif
-  return {start.key, start.low + number};
 }
 
 struct philox_block {
   uint32_t words[4];
 };
 
-DEVICE philox_block philox(uint64_t key, uint64_t low, uint64_t high) {
+DEVICE philox_block philox(const philox_keys& keys, uint64_t low, uint64_t high) {
   uint32_t a = static_cast<uint32_t>(low), b = static_cast<uint32_t>(low >> 32);
   uint32_t c = static_cast<uint32_t>(high), d = static_cast<uint32_t>(high >> 32);
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     const uint64_t p = static_cast<uint64_t>(0xd2511f53u) * a, q = static_cast<uint64_t>(0xcd9e8d57u) * c;
-    const uint32_t next = static_cast<uint32_t>(q >> 32) ^ b ^ k0;
-    c = static_cast<uint32_t>(p >> 32) ^ d ^ k1;
+    const uint32_t next = static_cast<uint32_t>(q >> 32) ^ b ^ keys.first[round];
+    c = static_cast<uint32_t>(p >> 32) ^ d ^ keys.second[round];
     a = next;
     b = static_cast<uint32_t>(q);
     d = static_cast<uint32_t>(p);
-    k0 += 0x9e3779b9u;
-    k1 += 0xbb67ae85u;
   }
   return {{a, b, c, d}};
 }
@@ -107,7 +136,7 @@ DEVICE T uniform(const random_start& start, uint32_t stream, int64_t index) {
   enum : int { count = uniform_block<T>::count };
   const uint64_t element = static_cast<uint64_t>(index);
   const random_stream at = stream_of(start, stream);
-  const philox_block block = philox(at.key, at.low, element / count);
+  const philox_block block = philox(at.keys, at.low, element / count);
   T result = uniform_block<T>::number(block, 0);
 #pragma unroll
   for (int i = 1; i < count; ++i) {
@@ -128,7 +157,7 @@ DEVICE const T* draw(T (&room)[N], const random_start& start, uint32_t stream, i
                 blocks = (skip + count + each - 1) / each;
   SIMD_LOOP
   for (int64_t k = 0; k < blocks; ++k) {
-    const philox_block words = philox(at.key, at.low, block + k);
+    const philox_block words = philox(at.keys, at.low, block + k);
     for (int i = 0; i < each; ++i) room[k * each + i] = uniform_block<T>::number(words, i);
   }
   return room + skip;
@@ -145,7 +174,7 @@ DEVICE vec<T, N> uniform(const random_start& start, uint32_t stream, int64_t fir
   T numbers[all];
 #pragma unroll
   for (int k = 0; k < whole; ++k) {
-    const philox_block drawn = philox(at.key, at.low, block + k);
+    const philox_block drawn = philox(at.keys, at.low, block + k);
 #pragma unroll
     for (int i = 0; i < count; ++i) numbers[k * count + i] = uniform_block<T>::number(drawn, i);
   }
@@ -154,7 +183,7 @@ DEVICE vec<T, N> uniform(const random_start& start, uint32_t stream, int64_t fir
   for (int lane = 0; lane < N; ++lane) result[lane] = numbers[lane];
   if (skip == 0) return result;
   if (skip + N > whole * count) {
-    const philox_block drawn = philox(at.key, at.low, block + whole);
+    const philox_block drawn = philox(at.keys, at.low, block + whole);
 #pragma unroll
     for (int i = 0; i < count; ++i) numbers[whole * count + i] = uniform_block<T>::number(drawn, i);
   }
