@@ -19,7 +19,7 @@ from ..ir.dtypes import BOOL, DOUBLE, FLOAT, INT64, DType
 from ..ir.fusion import Seed, Value
 from ..ir.limits import between
 from ..ir.seed_lengths import order_of
-from ..ir.symbols import CANCELS, define
+from ..ir.symbols import define
 from .casts import check_options
 from .table import ALL, BOOLEAN, FLOATING, composite, scalar_type
 
@@ -28,8 +28,10 @@ define("uniform_in_float16", "(floor({0} * 2048.0f) * 0.00048828125f)")
 define("uniform_in_bfloat16", "(floor({0} * 256.0f) * 0.00390625f)")
 define("normal_in_float32", "(sqrt(-2 * log(1 - {0})) * cos(6.283185307179586f * {1}))")
 define("normal_in_float64", "(sqrt(-2 * log(1 - {0})) * cos(6.283185307179586 * {1}))")
-define("is_kept", "({0} < 1 - {1})", cheap=True)
-define("dropout", "({0} * {1} * ({2} < 1 ? 1 / (1 - {2}) : 0))", cheap=True, grows=(1, 1, CANCELS))
+define("rate_of_kept", "(1 - {0})", cheap=True)
+define("scale_of_kept", "({0} > 0 ? 1 / {0} : 0)", cheap=True)
+# a product of the three: the scale is finite and not negative
+define("times_kept", "({0} * ({1} ? {2} : 0))", cheap=True, grows=(1, 1, 1))
 define("rounded_product", "rounded_product({0} * {1}, {2})")
 define("times_zero", "({0} * 0)", cheap=True)
 define("true", "convert<bool>(true)", cheap=True)
@@ -127,7 +129,7 @@ def seeded_dropout(b: Builder, self, seed, stream: int, p, order: list) -> Value
         raise Refusal("a seeded dropout whose probability is not a constant")
     b.limit(p, _PROBABILITY, "the probability of dropout")
     uniform = b.seeded_uniform(self, seed, stream, order)
-    return _masked(b, self, uniform, p.literal)[0]
+    return _masked(b, self, uniform, p)[0]
 
 
 # Not fresh: outside of groups it is the mask.
@@ -160,7 +162,7 @@ def dropout_mask(b: Builder, saved, like, p) -> Value:
     order = order_of(len(like.dims), b.call.decide(b.sizes(saved)[0]))
     if order is None:
         raise Refusal("the seed of a dropout does not fit the gradient")
-    return _mask(b, b.seeded_uniform(like, saved, 0, order), 1.0 - p.literal)
+    return _mask(b, b.seeded_uniform(like, saved, 0, order), b.literal(1.0 - p.literal))
 
 
 def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
@@ -170,23 +172,25 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
     b.limit(p, _PROBABILITY, "the probability of dropout")
     if b.eager:
         return _dropped_as_eager(b, input, p.literal)
-    uniform = b.uniform(input)
-    if p.literal is None:
-        mask = b.pointwise("is_kept", (uniform, p), BOOL, FLOAT, name="mask")
-        return b.pointwise("dropout", (input, mask, p), input.dtype), mask
-    return _masked(b, input, uniform, p.literal)
+    return _masked(b, input, b.uniform(input), p)
 
 
-def _masked(b: Builder, input: Value, uniform: Value, p: float) -> tuple[Value, Value]:
+def _masked(b: Builder, input: Value, uniform: Value, p: Value) -> tuple[Value, Value]:
     """The result and the mask, by uniform random numbers."""
-    keep = 1.0 - p
+    if p.literal is None:  # values of their own: once a kernel, not once an element
+        own = input.dtype.register
+        keep = b.pointwise("rate_of_kept", (p,), FLOAT, name="keep")
+        exact = keep if own is FLOAT else b.pointwise("rate_of_kept", (p,), own, name="keep")
+        scale = b.pointwise("scale_of_kept", (exact,), own, name="scale")
+    else:
+        keep = b.literal(1.0 - p.literal)
+        scale = b.literal(1 / keep.literal if keep.literal else 0.0)
     mask = _mask(b, uniform, keep)
-    scale = b.literal(1 / keep if keep else 0.0)
-    return b.pointwise("product", (input, mask, scale), input.dtype, name="dropout"), mask
+    return b.pointwise("times_kept", (input, mask, scale), input.dtype, name="dropout"), mask
 
 
-def _mask(b: Builder, uniform: Value, keep: float) -> Value:
-    return b.pointwise("lt", (uniform, b.literal(keep)), BOOL, FLOAT, name="mask")
+def _mask(b: Builder, uniform: Value, keep: Value) -> Value:
+    return b.pointwise("lt", (uniform, keep), BOOL, FLOAT, name="mask")
 
 
 def _dropped_as_eager(b: Builder, input: Value, p: float | None) -> tuple[Value, Value]:
