@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kit.programs import add, build, relu, stages, tensor, total
+from tsfuser.ir.dtypes import FLOAT
 from tsfuser.lower.loop_ir import Array, Compute, Fetch, Scratch
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.traverse import statements
@@ -25,6 +26,24 @@ def dropped(b, x):
     """Random numbers, which two sweeps over a row need."""
     noise = b.pointwise("mul", (x, b.uniform(x)), x.dtype)
     return add(b, noise, b.reduce("sum", "sum", noise, [-1], True, x.dtype))
+
+
+def of_two(b, x, y):
+    """Two sweeps need the sum of two inputs."""
+    return normalised(b, add(b, x, y))
+
+
+def of_two_and_columns(b, x, y):
+    """Three sums over all rows leave no registers for x and y."""
+    added = add(b, x, y)
+    sums = tuple(total(b, b.pointwise("convert", (v,), FLOAT), [0]) for v in (x, y, added))
+    return normalised(b, added), *sums
+
+
+def of_two_and_one(b, x, y):
+    """Two sweeps need the sum, and the second sweep needs each of the inputs."""
+    added = add(b, x, y)
+    return add(b, add(b, normalised(b, added), x), y)
 
 
 def normalised(b, x):
@@ -83,7 +102,16 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
         (costly_of_what_is_kept, [tensor(2048, 512)], HOST, "scratch", ["erf_0", "exp_1"]),
         (softmax, [tensor(2048, 20000)], GPU, "register", []),  # too long for registers
         (dropped, [tensor(2048, 512)], HOST, "scratch", ["mul_1"]),
-        (dropped, [tensor(2048, 512)], GPU, "register", []),  # cheap to draw again
+        (dropped, [tensor(2048, 512)], GPU, "register", ["mul_1"]),  # instead of x and random numbers
+        (of_two, [tensor(2048, 512)] * 2, GPU, "register", ["add_0"]),  # instead of both
+        (of_two, [tensor(2048, 512, dtype="bfloat16")] * 2, GPU, "register", ["add_0"]),
+        (of_two, [tensor(2048, 512), tensor(2048, 1)], GPU, "register", ["add_0"]),  # as many registers
+        (of_two, [tensor(2048, 512, dtype="bfloat16"), tensor(2048, 1)], GPU, "register", []),  # twice
+        (of_two_and_one, [tensor(2048, 512)] * 2, GPU, "register", []),  # one is needed beside it
+        (of_two, [tensor(2048, 512)] * 2, HOST, "scratch", []),
+        (of_two, [tensor(512, 1 << 16)] * 2, GPU, "register", []),  # shared memory holds both
+        (of_two_and_columns, [tensor(8192, 2048, dtype="bfloat16")] * 2, GPU, "prefetched", ["x0", "x1"]),
+        (of_two_and_columns, [tensor(8192, 2048, dtype="bfloat16")] * 2, GPU, "register", []),
         (transposed, SQUARE, GPU, "tile", ["x1"]),
         (transposed, SQUARE, HOST, "tile", ["x1"]),
         (softmax, [tensor(3, 1 << 20)], GPU, "prefetched", ["x0"]),
@@ -92,7 +120,7 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
     ],
 )
 def test_a_schedule_says_what_stays_where(program, args, machine, where, names):
-    [stage] = stages(*build(program, *args), machine)[0]
+    stage, *_ = stages(*build(program, *args), machine)[0]
     assert list(stage.schedule.values_in(where)) == names
 
 

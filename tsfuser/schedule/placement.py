@@ -3,7 +3,8 @@
 In: a segment and its schedule. Out: the schedule with a `Placement` for each value that one sweep computes
 and saves for others. If the others only need a value that is made from it, that one is saved instead. Every
 other value is computed again by each sweep that needs it. Example, softmax in registers: `Placement('exp_4',
-'register')`, because an exponential costs more than a register.
+'register')`, because an exponential costs more than a register. A sum of two inputs that nothing else needs
+takes no more registers than these, so it is saved, too.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def with_saved_values(segment: Segment, schedule: Schedule, where: str) -> Sched
     sweeps = sweeps_of(segment, schedule)
     pairs = _computed_by_pairs(sweeps, schedule)
     names = _moved_on(sweeps, _needed_again(sweeps, where) - pairs, pairs)
+    if where == "register":
+        names = _instead_of_sources(sweeps, names, pairs, schedule)
     return schedule.with_values_in(where, [op.output.name for op in segment.ops if op.output.name in names])
 
 
@@ -104,6 +107,33 @@ def _following(sweeps: Sweeps, names: set[str], name: str) -> str:
     fits = reader.output.dtype.register.itemsize <= value.dtype.register.itemsize
     fits = fits and set(reader.output.axes) == set(value.axes) and isinstance(reader, Pointwise)
     return reader.output.name if fits and not others and reader.output.name in made else name
+
+
+def _instead_of_sources(sweeps: Sweeps, names: set[str], no_use: set[str], schedule: Schedule) -> set[str]:
+    """`names`, and values of the first sweep that take no more registers than inputs and random numbers which
+    the later sweeps do not need beside them."""
+    fetched = {p.value for p in schedule.placements}
+    sources = [b.value for b in sweeps.segment.loads] + [op.output for op in sweeps.segment.randoms]
+    sizes = {v.name: v.dtype.itemsize for v in sources if sweeps.varies(v) and v.name not in fetched}
+    needed = _needed_later(sweeps, names)
+    for op in reversed(sweeps.ops_for(sweeps.goals(0))):
+        value = op.output
+        if isinstance(op, Pointwise) and value.name in needed - names - no_use:
+            others = _needed_later(sweeps, names | {value.name})
+            if sum(sizes.get(name, 0) for name in needed - others) >= value.dtype.register.itemsize:
+                names, needed = names | {value.name}, others
+    return names
+
+
+def _needed_later(sweeps: Sweeps, names: set[str]) -> set[str]:
+    """Names of all values along a row that sweeps after the first need where `names` are saved."""
+    found: set[str] = set()
+    saved = names & _outputs(sweeps.ops_for(sweeps.goals(0))).keys()
+    for number in sweeps.numbers[1:]:
+        made, needed = sweeps.needs(number, saved)
+        found |= needed
+        saved = saved | (names & _outputs(made).keys())
+    return found
 
 
 def _outputs(made: list[Op]) -> dict[str, Value]:
