@@ -1,10 +1,13 @@
-"""A division by a number that is part of the code takes a GPU no branch."""
+"""A division by a number that is part of the code, or by a value of a row, takes a GPU no branch."""
 
 import pytest
 
-from kit.programs import build, tensor
+from kit.programs import add, build, kernels, stages, tensor, total
+from tsfuser.codegen.emit import source
+from tsfuser.ir.budgets import with_fast_forms
 from tsfuser.ir.dtypes import FLOAT
 from tsfuser.ops.arithmetic import div
+from tsfuser.schedule.machine import GPU, HOST
 
 
 def symbols(divisor, dtype="float32", device="cuda:0"):
@@ -39,3 +42,66 @@ def test_a_number_is_a_reciprocal_in_two_parts(dtype, divisor):
 )
 def test_other_divisions_stay(divisor, dtype, device):
     assert symbols(divisor, dtype, device)[0] == ["div"]
+
+
+def forms(program, *args, machine=GPU):
+    """The symbols of the divisions of a program, and of what they are made of."""
+    found, _ = stages(*build(program, *args), machine)
+    words = ("div", "quotient", "scale", "reciprocal")
+    ops = [op for stage in found for op in stage.segment.ops]
+    return [op.symbol for op in ops if any(word in getattr(op, "symbol", "") for word in words)]
+
+
+PARTS = ["divisor_scale", "divisor_reciprocal"]
+X = tensor(256, 1000)
+LAST = tensor(8, 64, 32, 32, strides=(65536, 1, 2048, 64))
+
+
+def by_sum(b, x):
+    return div(b, x, total(b, x, [1], True))
+
+
+@pytest.mark.parametrize(
+    "program, args, expected",
+    [
+        (by_sum, [X], [*PARTS, "quotient"]),
+        (div, [X, tensor(256, 1)], [*PARTS, "quotient"]),
+        (div, [X, tensor(1, 1)], [*PARTS, "quotient"]),
+        (div, [X, tensor()], [*PARTS, "quotient"]),
+        (div, [tensor(256, 1000, dtype="int32"), tensor(256, 1)], [*PARTS, "quotient"]),
+        (lambda b, x, y: (div(b, x, y), div(b, add(b, x, x), y)), [X, tensor(256, 1)],
+         [*PARTS, "quotient", "quotient"]),
+        # each element has a divisor of its own, or neighbours have
+        (div, [X, X], ["div"]),
+        (div, [X, tensor(1000)], ["div"]),
+        (div, [tensor(256, 1), X], ["div"]),
+        (div, [tensor(256, 1), tensor(256, 1)], ["div"]),
+        (div, [tensor(), tensor()], ["div"]),
+        (div, [LAST, tensor(8, 64, 1, 1)], ["div"]),  # neighbours are of different channels
+        (div, [LAST, tensor(8, 1, 32, 32)], [*PARTS, "quotient"]),
+        (by_sum, [tensor(256, 1000, dtype="float64")], ["div"]),
+    ],
+)  # fmt: skip
+def test_what_depends_on_the_divisor_of_a_row_alone_is_computed_once(program, args, expected):
+    assert forms(program, *args) == expected
+
+
+def test_processors_divide():
+    assert forms(by_sum, X, machine=HOST) == ["div"]
+
+
+def test_quotients_in_16_bits_have_their_fast_form():
+    """It is the fast form of a division: budgets allow both or neither."""
+    x = tensor(256, 1000, dtype="bfloat16")
+    fusion = with_fast_forms(build(by_sum, x)[1])
+    assert [op.symbol for op in fusion.ops if "div" in op.name] == ["fast_div"]
+    found, _ = stages(build(by_sum, x)[0], fusion)
+    assert [op.symbol for op in found[0].segment.ops if op.name == "div"][-1] == "fast_quotient"
+
+
+def test_the_parts_of_a_divisor_stand_before_the_loop_over_its_row():
+    [kernel] = kernels(by_sum, X)
+    text = source(kernel)
+    made = text.index("= divisor_reciprocal(")
+    assert text.count("divisor_scale(") == 1 and made < text.index("= quotient(")
+    assert "for (" in text[made : text.index("= quotient(")]

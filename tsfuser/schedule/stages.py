@@ -13,6 +13,7 @@ from ..segment import Allocations, BufferKind, segments
 from .machine import Machine
 from .moments import expanded
 from .proposal import Proposal, Stage
+from .quotients import with_shared_divisors
 from .schedulers import is_one_pass, propose
 from .tails import joined
 
@@ -28,6 +29,7 @@ def fusion_stages(
         call, expanded(call, joined(fusion), machine), allocations, lambda s: is_one_pass(call, s, machine)
     )
     for number, segment in enumerate(parts):
+        segment = with_shared_divisors(segment) if machine.has_fast_forms else segment
         proposal = propose(call, segment, machine)
         if not isinstance(proposal, Proposal):
             raise Refusal(f"no schedule takes {segment.name} ({proposal})")

@@ -17,5 +17,6 @@
 #include "fetch.h"
 #include "math.h"
 #include "fast.h"
+#include "quotient.h"
 #include "philox.h"
 #include "eager_random.h"
