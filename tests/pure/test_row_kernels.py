@@ -18,11 +18,13 @@ def scaled(b, x, weight, bias):
 
 
 def with_gradients(b, gradient, x, weight):
-    """As in the backward of a norm: a sum over a row is subtracted, two run over all rows."""
+    """As in the backward of a norm: a sum over a row is subtracted, two run over all rows. Both loops need
+    each operand."""
     wide = [b.pointwise("convert", (v,), b.promote(v, b.literal(1.0)), name="wide") for v in (gradient, x)]
     scale = mul(b, gradient, weight)
     row = total(b, mul(b, scale, x), [1], True)
     result = b.pointwise("sub", (scale, mul(b, x, row)), gradient.dtype)
+    result = add(b, add(b, result, gradient), weight)
     return result, total(b, mul(b, *wide), [0]), total(b, wide[0], [0])
 
 
@@ -79,3 +81,43 @@ def test_the_compiler_knows_the_threads_of_a_row(length, across):
     warps = {256: 8, 128: 4, 96: 4}[across]
     assert f"store_partial_x<Sum, 1, {across}>" in text and f"sync_x<{across}>();" in text
     assert f"load_partial_x<Sum, {warps}, 1, {across}>" in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_product_is_kept_instead_of_two_operands_that_only_it_needs(dtype):
+    def program(b, gradient, x, weight):
+        scale = mul(b, gradient, weight)
+        return b.pointwise("sub", (scale, mul(b, x, total(b, scale, [1], True))), gradient.dtype), total(
+            b, x, [0]
+        )
+
+    x = tensor(8192, 768, dtype=dtype)
+    text = source(kernels(program, x, x, tensor(768, dtype=dtype))[0])
+    assert "vec<float, " in text and "> mul_0_kept[" in text
+    assert text.count("convert<float>(x0_") + text.count("= x0_v") == 1  # the second loop does not need it
+
+
+def with_row_values(b, gradient, x, weight, mean):
+    """The same, of x without the mean of its row."""
+    return with_gradients(b, gradient, b.pointwise("sub", (x, mean), x.dtype), weight)
+
+
+def test_what_a_row_has_one_of_is_loaded_while_threads_work_on_the_row_before():
+    x = tensor(8192, 16384)
+    text = source(kernels(with_row_values, x, x, tensor(16384), tensor(8192, 1))[0])
+    before, loop = text.split("for (int64_t iteration", 1)
+    assert "x3_ahead[0] = x3_begin_m;" in before and before.count("args.x3[") == 1
+    # taken before it is replaced: the compiler may not move it out of the loop, where it would never change
+    assert loop.index("x3_now = x3_ahead[0];") < loop.index("x3_ahead[0] = ") < loop.index("fetch_wait()")
+    assert loop.count("args.x3[") == 1 and "_ahead_m = iteration + 1 < args.iterations && " in loop
+
+
+@pytest.mark.parametrize(
+    "program, shapes",
+    [
+        (with_row_values, [(8192, 16384), (8192, 16384), (16384,), (1, 1)]),  # all rows have the same one
+        (scaled, [(8192, 768), (768,), (768,)]),  # a thread has one row only
+    ],
+)
+def test_other_values_are_loaded_where_they_are_needed(program, shapes):
+    assert "_ahead[" not in source(kernels(program, *(tensor(*shape) for shape in shapes))[0])

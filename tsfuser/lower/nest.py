@@ -22,7 +22,7 @@ from ..ir.fusion import Reduce
 from ..ir.layout import Room
 from ..schedule.loops import Schedule
 from ..segment import Segment
-from . import cooperative, prefetch, row_reductions
+from . import cooperative, prefetch, row_ahead, row_reductions
 from . import index as ix
 from .accumulate import Accumulation
 from .arguments import Params
@@ -74,6 +74,7 @@ def _body(draft: Draft) -> list[Stmt]:
     """The statements of a thread."""
     saved = SavedValues(draft)
     prefetch.use(draft)
+    row_ahead.use(draft)
     body: list[Stmt] = []
     for number in draft.sweeps.numbers:
         draft.row_values += row_reductions.row_values(draft, number)
@@ -205,7 +206,7 @@ def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
     """`body`, which does one row, for all rows of the block, and the results of what has been added up over
     them."""
     loop = draft.iteration
-    body = [*prefetch.before_a_row(draft), *body]
+    body = [*row_ahead.before_a_row(draft), *prefetch.before_a_row(draft), *body]
     count = draft.params.size(loop.extent, "iterations")
     # where blocks meet in memory, a barrier of the block stands between two rows
     met = draft.how.scope == "cooperative" and not draft.sweeps.final
@@ -217,7 +218,7 @@ def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
         ]
     final = FinalReductions(draft)
     loops = [*final.before, For(loop.name, count, "rows", tuple(body)), *final.results()]
-    return [*prefetch.before_the_rows(draft), *loops]
+    return [*row_ahead.before_the_rows(draft), *prefetch.before_the_rows(draft), *loops]
 
 
 def _kernel(name: str, draft: Draft, body: list[Stmt]) -> Kernel:
