@@ -98,6 +98,32 @@ def test_rows_that_do_not_lie_side_by_side(sources, device):
     check(Fused(SOFTMAX), x[:, :1].expand(6, 3, 4100))
 
 
+MEANS = """
+def f(x, m, w):
+    y = x - m
+    return torch.layer_norm(y, [x.size(-1)], w, w, 1e-5) * m
+"""
+STACKED = """
+def f(x, m, n, w):
+    y = x - torch.stack((m, n), 0)
+    return torch.layer_norm(y, [x.size(-1)], w, w, 1e-5) * m
+"""
+
+
+@pytest.mark.parametrize("rows", [2, 23, 40])
+def test_rows_with_values_of_their_own(small, device, rows):
+    """They are loaded a row ahead, but for those that only some rows have."""
+    function, x = Fused(MEANS), tensor(rows, 4100, device=device)
+    others = tensor(rows, 1, device=device), tensor(4100, device=device)
+    check(function, x, *others)
+    check(function, x, others[0] * float("nan"), others[1])
+    check(function, x.bfloat16(), others[0].bfloat16(), others[1].bfloat16())
+    assert any("_ahead[0]" in text for text in small)
+    others = tensor(rows, 1, device=device), *others
+    check(Fused(STACKED), tensor(2, rows, 4100, device=device), *others)
+    assert any("_in ? " in text or "_in &&" in text for text in small)
+
+
 @pytest.mark.parametrize("result", RESULTS)
 def test_gradients(sources, device, result):
     """With the parameters' gradients, which the blocks of a row add up over its rows."""

@@ -33,6 +33,13 @@ def of_two(b, x, y):
     return normalised(b, add(b, x, y))
 
 
+def of_costly_and_one(b, x, y):
+    """Of the power of x and y one value is made, which alone the second sweep needs."""
+    power = b.pointwise("exp", (x,), x.dtype)
+    product = b.pointwise("mul", (power, y), x.dtype)
+    return normalised(b, b.pointwise("mul", (product, add(b, power, y)), x.dtype))
+
+
 def of_two_and_columns(b, x, y):
     """Three sums over all rows leave no registers for x and y."""
     added = add(b, x, y)
@@ -109,6 +116,7 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
         (of_two, [tensor(2048, 512, dtype="bfloat16"), tensor(2048, 1)], GPU, "register", []),  # twice
         (of_two_and_one, [tensor(2048, 512)] * 2, GPU, "register", []),  # one is needed beside it
         (of_two, [tensor(2048, 512)] * 2, HOST, "scratch", []),
+        (of_costly_and_one, [tensor(2048, 512)] * 2, GPU, "register", ["mul_3"]),  # so nothing needs exp_0
         (of_two, [tensor(512, 1 << 16)] * 2, GPU, "register", []),  # shared memory holds both
         (of_two_and_columns, [tensor(8192, 2048, dtype="bfloat16")] * 2, GPU, "prefetched", ["x0", "x1"]),
         (of_two_and_columns, [tensor(8192, 2048, dtype="bfloat16")] * 2, GPU, "register", []),

@@ -1,5 +1,7 @@
 """A division by a number that is part of the code, or by a value of a row, takes a GPU no branch."""
 
+from dataclasses import replace
+
 import pytest
 
 from kit.programs import add, build, kernels, stages, tensor, total
@@ -64,13 +66,13 @@ def by_sum(b, x):
 @pytest.mark.parametrize(
     "program, args, expected",
     [
-        (by_sum, [X], [*PARTS, "quotient"]),
-        (div, [X, tensor(256, 1)], [*PARTS, "quotient"]),
-        (div, [X, tensor(1, 1)], [*PARTS, "quotient"]),
-        (div, [X, tensor()], [*PARTS, "quotient"]),
-        (div, [tensor(256, 1000, dtype="int32"), tensor(256, 1)], [*PARTS, "quotient"]),
+        (by_sum, [X], [*PARTS, "shared_quotient"]),
+        (div, [X, tensor(256, 1)], [*PARTS, "shared_quotient"]),
+        (div, [X, tensor(1, 1)], [*PARTS, "shared_quotient"]),
+        (div, [X, tensor()], [*PARTS, "shared_quotient"]),
+        (div, [tensor(256, 1000, dtype="int32"), tensor(256, 1)], [*PARTS, "shared_quotient"]),
         (lambda b, x, y: (div(b, x, y), div(b, add(b, x, x), y)), [X, tensor(256, 1)],
-         [*PARTS, "quotient", "quotient"]),
+         [*PARTS, "shared_quotient", "shared_quotient"]),
         # each element has a divisor of its own, or neighbours have
         (div, [X, X], ["div"]),
         (div, [X, tensor(1000)], ["div"]),
@@ -78,7 +80,7 @@ def by_sum(b, x):
         (div, [tensor(256, 1), tensor(256, 1)], ["div"]),
         (div, [tensor(), tensor()], ["div"]),
         (div, [LAST, tensor(8, 64, 1, 1)], ["div"]),  # neighbours are of different channels
-        (div, [LAST, tensor(8, 1, 32, 32)], [*PARTS, "quotient"]),
+        (div, [LAST, tensor(8, 1, 32, 32)], [*PARTS, "shared_quotient"]),
         (by_sum, [tensor(256, 1000, dtype="float64")], ["div"]),
     ],
 )  # fmt: skip
@@ -96,12 +98,30 @@ def test_quotients_in_16_bits_have_their_fast_form():
     fusion = with_fast_forms(build(by_sum, x)[1])
     assert [op.symbol for op in fusion.ops if "div" in op.name] == ["fast_div"]
     found, _ = stages(build(by_sum, x)[0], fusion)
-    assert [op.symbol for op in found[0].segment.ops if op.name == "div"][-1] == "fast_quotient"
+    assert [op.symbol for op in found[0].segment.ops if op.name == "div"][-1] == "fast_shared_quotient"
+
+
+@pytest.mark.parametrize("dtype, rows", [("float32", 512), ("bfloat16", 384)])
+def test_schedules_are_those_of_plain_divisions(dtype, rows):
+    """The cut into segments has asked whether there is one, before."""
+
+    def program(b, x, y):
+        shared = div(b, x, y)
+        return div(b, shared, total(b, shared, [1], True))
+
+    for columns in (64, 1000):
+        args = tensor(64, rows, columns, dtype=dtype), tensor(64, rows, 1, dtype=dtype)
+        call, fusion = build(program, *args)
+        [stage] = stages(call, fusion)[0]
+        [plain] = stages(call, fusion, replace(GPU, has_fast_forms=False))[0]
+        assert stage.params == plain.params and stage.schedule.placements == plain.schedule.placements
+        symbols = [getattr(op, "symbol", "") for op in (*plain.segment.ops, *stage.segment.ops)]
+        assert symbols.count("div") == 3 and symbols.count("shared_quotient") == 1
 
 
 def test_the_parts_of_a_divisor_stand_before_the_loop_over_its_row():
     [kernel] = kernels(by_sum, X)
     text = source(kernel)
     made = text.index("= divisor_reciprocal(")
-    assert text.count("divisor_scale(") == 1 and made < text.index("= quotient(")
-    assert "for (" in text[made : text.index("= quotient(")]
+    assert text.count("divisor_scale(") == 1 and made < text.index("= shared_quotient(")
+    assert "for (" in text[made : text.index("= shared_quotient(")]

@@ -4,6 +4,7 @@ import pytest
 
 from kit.programs import add, kernels, tensor, total
 from tsfuser.codegen.emit import source
+from tsfuser.ops.joins import stack
 from tsfuser.ops.lookup import index_select
 
 
@@ -87,9 +88,8 @@ def test_the_compiler_knows_the_threads_of_a_row(length, across):
 def test_a_product_is_kept_instead_of_two_operands_that_only_it_needs(dtype):
     def program(b, gradient, x, weight):
         scale = mul(b, gradient, weight)
-        return b.pointwise("sub", (scale, mul(b, x, total(b, scale, [1], True))), gradient.dtype), total(
-            b, x, [0]
-        )
+        result = b.pointwise("sub", (scale, mul(b, x, total(b, scale, [1], True))), gradient.dtype)
+        return result, total(b, x, [0])
 
     x = tensor(8192, 768, dtype=dtype)
     text = source(kernels(program, x, x, tensor(768, dtype=dtype))[0])
@@ -110,6 +110,20 @@ def test_what_a_row_has_one_of_is_loaded_while_threads_work_on_the_row_before():
     # taken before it is replaced: the compiler may not move it out of the loop, where it would never change
     assert loop.index("x3_now = x3_ahead[0];") < loop.index("x3_ahead[0] = ") < loop.index("fetch_wait()")
     assert loop.count("args.x3[") == 1 and "_ahead_m = iteration + 1 < args.iterations && " in loop
+
+
+def without_means(b, x, *means):
+    """Rows without their means, which come from a tensor each for all rows of an index, and their largest."""
+    mean = stack(b, means) if len(means) > 1 else means[0]
+    rest = b.pointwise("sub", (x, mean), x.dtype)
+    return b.pointwise("sub", (rest, b.reduce("amax", "max", rest, [-1], True, x.dtype)), x.dtype)
+
+
+@pytest.mark.parametrize("means, ahead", [([(2, 256, 1)], True), ([(256, 1), (256, 1)], False)])
+def test_what_only_some_rows_need_is_loaded_by_these(means, ahead):
+    text = source(kernels(without_means, *(tensor(*shape) for shape in [(2, 256, 1 << 16), *means]))[0])
+    assert "_prefetched" in text
+    assert ("x1_ahead[" in text) is ahead and ("bool x1_in" in text) is not ahead
 
 
 @pytest.mark.parametrize(

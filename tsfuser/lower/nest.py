@@ -20,6 +20,7 @@ from dataclasses import replace
 from ..ir import size as sz
 from ..ir.fusion import Reduce
 from ..ir.layout import Room
+from ..schedule.domain import Access
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import cooperative, prefetch, row_ahead, row_reductions
@@ -74,7 +75,7 @@ def _body(draft: Draft) -> list[Stmt]:
     """The statements of a thread."""
     saved = SavedValues(draft)
     prefetch.use(draft)
-    row_ahead.use(draft)
+    ahead = row_ahead.use(draft)
     body: list[Stmt] = []
     for number in draft.sweeps.numbers:
         draft.row_values += row_reductions.row_values(draft, number)
@@ -86,7 +87,7 @@ def _body(draft: Draft) -> list[Stmt]:
     if draft.cooperative and draft.how.scope == "cooperative":
         body = cooperative.with_slots(draft, body)
     if draft.iteration is not None and not draft.tiles:
-        body = _over_rows(draft, body)
+        body = _over_rows(draft, body, ahead)
     if draft.how is not None and draft.how.scope == "cluster":
         body = cooperative.with_cluster(body)
     if draft.iteration is None:
@@ -202,11 +203,11 @@ def _over_tiles(draft: Draft, body: list[Stmt]) -> list[Stmt]:
     return [For(loop.name, count, "rows", (*_with_tiles(draft, body), Barrier()))]
 
 
-def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
+def _over_rows(draft: Draft, body: list[Stmt], ahead: list[Access]) -> list[Stmt]:
     """`body`, which does one row, for all rows of the block, and the results of what has been added up over
-    them."""
+    them. `ahead`: the loads of what a row has one of, an iteration ahead."""
     loop = draft.iteration
-    body = [*row_ahead.before_a_row(draft), *prefetch.before_a_row(draft), *body]
+    body = [*row_ahead.before_a_row(draft, ahead), *prefetch.before_a_row(draft), *body]
     count = draft.params.size(loop.extent, "iterations")
     # where blocks meet in memory, a barrier of the block stands between two rows
     met = draft.how.scope == "cooperative" and not draft.sweeps.final
@@ -218,7 +219,7 @@ def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
         ]
     final = FinalReductions(draft)
     loops = [*final.before, For(loop.name, count, "rows", tuple(body)), *final.results()]
-    return [*row_ahead.before_the_rows(draft), *prefetch.before_the_rows(draft), *loops]
+    return [*row_ahead.before_the_rows(draft, ahead), *prefetch.before_the_rows(draft), *loops]
 
 
 def _kernel(name: str, draft: Draft, body: list[Stmt]) -> Kernel:

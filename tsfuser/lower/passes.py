@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from . import index as ix
 from .index import Const, Expr, Var
-from .loop_ir import Accumulate, For, If, Let, Load, Pack, Place, SetLane, Stmt
+from .loop_ir import Accumulate, For, If, Let, Load, Pack, Place, Stmt
 from .traverse import defined, is_pure, once, rewrite_indices, statements, used, with_bodies, without_guards
 
 Body = "tuple[Stmt, ...]"
@@ -61,13 +61,12 @@ def hoist(body: Body, outer: frozenset[Stmt] = frozenset()) -> Body:
 
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     inside: set[str] = {loop.var} | {defined(s) for s in loop.body if isinstance(s, Pack)}
-    inside |= {s.name for s in loop.body if isinstance(s, SetLane)}  # registers that change
     before, kept = [], []
     may_be_empty = not isinstance(loop.extent, Const) and any(
         isinstance(s, Accumulate) for s in statements(loop.body)
     )
     for s in loop.body:
-        if is_pure(s) and not ({name.partition("[")[0] for name in used(s)} & inside):
+        if is_pure(s) and not (used(s) & inside):
             before.append(_if_run(s, loop.extent) if may_be_empty and isinstance(s, (Load, Place)) else s)
         else:
             kept.append(s)

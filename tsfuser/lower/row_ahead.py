@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.values import Value
 from ..schedule.domain import Access
 from . import index as ix
 from .draft import Draft
@@ -22,44 +23,44 @@ from .indices import indices
 from .loop_ir import Array, Compute, Load, SetLane, Stmt
 
 
-def use(draft: Draft) -> None:
-    """Lets `draft` take what a row has one of from registers."""
-    for access in _loads(draft):
+def use(draft: Draft) -> list[Access]:
+    """Lets `draft` take what a row has one of from registers; the loads of that."""
+    accesses = _loads(draft)
+    for access in accesses:
         name = access.buffer.value.name
         read, computed = draft.loads[name]
         assert isinstance(read, Load)
-        draft.loads[name] = [_copy(read.name, read.ctype, f"{name}_now"), computed]
+        draft.loads[name] = [Compute(read.name, read.ctype, "copy", (f"{name}_now",)), computed]
+    return accesses
 
 
-def before_the_rows(draft: Draft) -> list[Stmt]:
+def before_the_rows(draft: Draft, accesses: list[Access]) -> list[Stmt]:
     """Loads what the first iteration needs."""
-    accesses = _loads(draft)
     arrays = [Array(f"{a.buffer.value.name}_ahead", a.buffer.value.dtype.ctype, 1, 1) for a in accesses]
     return [*arrays, *_loaded(draft, accesses, ix.Const(0), "_begin")]
 
 
-def before_a_row(draft: Draft) -> list[Stmt]:
+def before_a_row(draft: Draft, accesses: list[Access]) -> list[Stmt]:
     """Takes what this iteration needs, and loads what the next one does."""
-    accesses = _loads(draft)
-    taken = [
-        _copy(f"{a.buffer.value.name}_now", a.buffer.value.dtype.ctype, f"{a.buffer.value.name}_ahead[0]")
-        for a in accesses
-    ]
+    taken = [_taken(a.buffer.value) for a in accesses]
     return [*taken, *_loaded(draft, accesses, ix.add(Var(draft.iteration.name), 1), "_ahead")]
 
 
 def _loads(draft: Draft) -> list[Access]:
-    """The loads of which a row has one, where rows are fetched ahead and differ in them."""
-    if draft.row_loop or not any(p.where in ("prefetched", "held") for p in draft.schedule.placements):
+    """The loads of which a row has one, where rows are fetched ahead and differ in them; but for those that
+    only some rows need."""
+    fetches = any(p.where in ("prefetched", "held") for p in draft.schedule.placements)
+    if draft.row_loop or not fetches:
         return []
-    found = []
-    for access in draft.schedule.domain.loads:
-        buffer = access.buffer
-        plain = not (buffer.by_value or buffer.windows or access.part_of) and draft.loads[buffer.value.name]
-        moves = any(access.moves(d) for d, _ in enumerate(draft.schedule.domain.dims))
-        if plain and moves and not draft.sweeps.varies(buffer.value):
-            found.append(access)
-    return found
+    dims = range(len(draft.schedule.domain.dims))
+    return [
+        a
+        for a in draft.schedule.domain.loads
+        if not draft.sweeps.varies(a.buffer.value)
+        and any(a.moves(d) for d in dims)
+        and not a.part_of
+        and [type(s) for s in draft.loads[a.buffer.value.name]] == [Load, Compute]
+    ]
 
 
 def _loaded(draft: Draft, accesses: list[Access], iteration: Expr, suffix: str) -> list[Stmt]:
@@ -76,5 +77,7 @@ def _loaded(draft: Draft, accesses: list[Access], iteration: Expr, suffix: str) 
     return [*at.lets_for(made), *made]
 
 
-def _copy(name: str, ctype: str, source: str) -> Compute:
-    return Compute(name, ctype, "copy", (source,))
+def _taken(value: Value) -> Compute:
+    """What this iteration needs of `value`: an element of an array, which stays in the loop."""
+    array = f"{value.name}_ahead"
+    return Compute(f"{value.name}_now", value.dtype.ctype, "copy", (array,), (array,), "0")

@@ -178,10 +178,8 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
 def _masked(b: Builder, input: Value, uniform: Value, p: Value) -> tuple[Value, Value]:
     """The result and the mask, by uniform random numbers."""
     if p.literal is None:  # values of their own: once a kernel, not once an element
-        own = input.dtype.register
-        keep = b.pointwise("rate_of_kept", (p,), FLOAT, name="keep")
-        exact = keep if own is FLOAT else b.pointwise("rate_of_kept", (p,), own, name="keep")
-        scale = b.pointwise("scale_of_kept", (exact,), own, name="scale")
+        keep = b.pointwise("rate_of_kept", (p,), DOUBLE, name="keep")
+        scale = b.pointwise("scale_of_kept", (keep,), input.dtype.register, name="scale")
     else:
         keep = b.literal(1.0 - p.literal)
         scale = b.literal(1 / keep.literal if keep.literal else 0.0)

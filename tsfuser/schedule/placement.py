@@ -3,8 +3,8 @@
 In: a segment and its schedule. Out: the schedule with a `Placement` for each value that one sweep computes
 and saves for others. If the others only need a value that is made from it, that one is saved instead. Every
 other value is computed again by each sweep that needs it. Example, softmax in registers: `Placement('exp_4',
-'register')`, because an exponential costs more than a register. A sum of two inputs that nothing else needs
-takes no more registers than these, so it is saved, too.
+'register')`, because an exponential costs more than a register. A sum of two inputs takes no more registers
+than these, so it is saved if the other sweeps do not need them otherwise.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def _following(sweeps: Sweeps, names: set[str], name: str) -> str:
 
 
 def _instead_of_sources(sweeps: Sweeps, names: set[str], no_use: set[str], schedule: Schedule) -> set[str]:
-    """`names`, and values of the first sweep that take no more registers than inputs and random numbers which
-    the later sweeps do not need beside them."""
+    """The values to save: those of `names`, and values of the first sweep that take no more registers than
+    inputs and random numbers from which later sweeps would compute them again, and which these do not need
+    otherwise. What only such a value needs is not saved."""
     fetched = {p.value for p in schedule.placements}
     sources = [b.value for b in sweeps.segment.loads] + [op.output for op in sweeps.segment.randoms]
     sizes = {v.name: v.dtype.itemsize for v in sources if sweeps.varies(v) and v.name not in fetched}
@@ -122,7 +123,7 @@ def _instead_of_sources(sweeps: Sweeps, names: set[str], no_use: set[str], sched
             others = _needed_later(sweeps, names | {value.name})
             if sum(sizes.get(name, 0) for name in needed - others) >= value.dtype.register.itemsize:
                 names, needed = names | {value.name}, others
-    return names
+    return names & needed
 
 
 def _needed_later(sweeps: Sweeps, names: set[str]) -> set[str]:

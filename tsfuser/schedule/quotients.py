@@ -1,13 +1,15 @@
-"""Quotients with one divisor for a row: what depends on the divisor alone is computed once a row.
+"""Quotients of neighbours in memory by one divisor: what depends on the divisor alone is computed once.
 
-In: a segment, for a machine whose division is a branch for each element. Out: the segment with the parts of
-such divisors (codegen/runtime/quotient.h). Example, `x / norm` of x[N, C] and norm[N, 1]:
+In: a segment, for a machine whose division is a branch for each element. Out: the segment with a scale and a
+reciprocal of such divisors, by which codegen/runtime/shared_divisor.h divides. All of it is cheap, as a
+division is: schedules plan for the segment as they would without. Example, `x / norm` of x[N, C] and norm[N,
+1]:
 
     pointwise('div', 'div', (x0, x1), float32, div_0)
     -> pointwise('div', 'divisor_scale', (x1), float32, x1_scale)
        pointwise('div', 'mul', (x1, x1_scale), float32, x1_divisor)
        pointwise('div', 'divisor_reciprocal', (x1_divisor), float32, x1_reciprocal)
-       pointwise('div', 'quotient', (x0, x1_divisor, x1_reciprocal, x1_scale), float32, div_0)
+       pointwise('div', 'shared_quotient', (x0, x1_divisor, x1_reciprocal, x1_scale), float32, div_0)
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from ..ir.size import const
 from ..ir.symbols import define, fast_of
 from ..segment import Segment
 
-define("divisor_scale", "divisor_scale({0})")
-define("divisor_reciprocal", "divisor_reciprocal({0})")
+define("divisor_scale", "divisor_scale({0})", cheap=True)
+define("divisor_reciprocal", "divisor_reciprocal({0})", cheap=True)
 FORMS = {
-    "div": define("quotient", "quotient({0}, {1}, {2}, {3})", cheap=True),
-    fast_of("div"): define("fast_quotient", "fast_quotient({0}, {1}, {2}, {3})", cheap=True),
+    "div": define("shared_quotient", "shared_quotient({0}, {1}, {2}, {3})", cheap=True),
+    fast_of("div"): define("fast_shared_quotient", "fast_shared_quotient({0}, {1}, {2}, {3})", cheap=True),
 }
 
 

@@ -122,15 +122,18 @@ DEVICE double multiply_add(double x, double y, double z) { return __builtin_fma(
 
 // ---- divisions
 
-// x / n, where high + low = 1 / n (ops/reciprocal.py): as it is rounded, but for at most one x of all that
-// have the same exponent, and, where x / n is below 2^-100, by at most a unit of the last place.
-DEVICE float divided_by(float x, float high, float low) {
+// x * y + z, rounded once on all devices.
+DEVICE float multiply_add_once(float x, float y, float z) {
 #if defined(TSFUSER_CUDA)
-  return __fmaf_rn(x, high, x * low);
+  return __fmaf_rn(x, y, z);
 #else
-  return __builtin_fmaf(x, high, x * low);
+  return __builtin_fmaf(x, y, z);
 #endif
 }
+
+// x / n, where high + low = 1 / n (ops/reciprocal.py): as it is rounded, but for at most one x of all that
+// have the same exponent, and, where x / n is below 2^-100, by at most a unit of the last place.
+DEVICE float divided_by(float x, float high, float low) { return multiply_add_once(x, high, x * low); }
 
 template <class T>
 DEVICE T sixth(T x) {

@@ -44,8 +44,8 @@ struct random_start {
   philox_keys keys;
   uint64_t low;  // of stream 0
 #else
-  uint64_t key, low;     // of stream 0
-  const uint64_t* keys;  // of all streams; null: they have one key, and differ in `low`
+  uint64_t key, low;            // of stream 0
+  const uint64_t* stream_keys;  // of all streams; null: they have one key, and differ in `low`
 #endif
 };
 
@@ -64,8 +64,9 @@ DEVICE random_start start_of(const random_state& state) {
     offset = __ldg(reinterpret_cast<const uint64_t*>(offset));
   }
   random_start start = {keys_of(seed), (offset + state.within) / 4};
+  // Keeps the keys in 20 registers: the compiler would add them up anew for each block of numbers, which is
+  // a quarter of what a block takes.
 #pragma unroll
-  // else the compiler adds anew for each block of numbers, which is a quarter of a block's instructions
   for (int round = 0; round < 10; ++round) {
     asm volatile("" : "+r"(start.keys.first[round]), "+r"(start.keys.second[round]));
   }
@@ -85,7 +86,7 @@ DEVICE random_stream stream_of(const random_start& start, uint32_t number) {
 #if defined(TSFUSER_CUDA)
   return {start.keys, start.low + number};
 #else
-  if (start.keys) return {keys_of(start.keys[number]), 0};
+  if (start.stream_keys) return {keys_of(start.stream_keys[number]), 0};
   return {keys_of(start.key), start.low + number};
 #endif
 }

@@ -17,6 +17,6 @@
 #include "fetch.h"
 #include "math.h"
 #include "fast.h"
-#include "quotient.h"
+#include "shared_divisor.h"
 #include "philox.h"
 #include "eager_random.h"
