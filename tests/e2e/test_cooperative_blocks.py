@@ -101,12 +101,12 @@ def test_rows_that_do_not_lie_side_by_side(sources, device):
 MEANS = """
 def f(x, m, w):
     y = x - m
-    return torch.layer_norm(y, [x.size(-1)], w, w, 1e-5) * m
+    return torch.layer_norm(y, [x.size(-1)], w, w, 1e-5) * m, y.sum(0)
 """
 STACKED = """
 def f(x, m, n, w):
     y = x - torch.stack((m, n), 0)
-    return torch.layer_norm(y, [x.size(-1)], w, w, 1e-5) * m
+    return torch.layer_norm(y, [x.size(-1)], w, w, 1e-5) * m, y.sum([0, 1])
 """
 
 

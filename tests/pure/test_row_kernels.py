@@ -113,10 +113,12 @@ def test_what_a_row_has_one_of_is_loaded_while_threads_work_on_the_row_before():
 
 
 def without_means(b, x, *means):
-    """Rows without their means, which come from a tensor each for all rows of an index, and their largest."""
+    """Rows without their means, of which each index of the outermost dim has a tensor, and without their
+    largest element; and sums over all rows."""
     mean = stack(b, means) if len(means) > 1 else means[0]
     rest = b.pointwise("sub", (x, mean), x.dtype)
-    return b.pointwise("sub", (rest, b.reduce("amax", "max", rest, [-1], True, x.dtype)), x.dtype)
+    largest = b.reduce("amax", "max", rest, [-1], True, x.dtype)
+    return b.pointwise("sub", (rest, largest), x.dtype), total(b, rest, [0, 1])
 
 
 @pytest.mark.parametrize("means, ahead", [([(2, 256, 1)], True), ([(256, 1), (256, 1)], False)])

@@ -1,6 +1,7 @@
 """What a row has one of, loaded while threads work on the row before.
 
-In: a draft whose schedule fetches the next row (`prefetch`). Out: statements that keep such values in
+In: a draft whose schedule fetches the next row (`prefetch`), and adds up values of all rows, so that a block
+goes over many of them. Out: statements that keep such values in
 registers, an iteration ahead, so that no row begins with a wait for memory. Example, of the mean of a row:
 
     x2_ahead[0] = args.x2[...]           of the first row
@@ -47,10 +48,10 @@ def before_a_row(draft: Draft, accesses: list[Access]) -> list[Stmt]:
 
 
 def _loads(draft: Draft) -> list[Access]:
-    """The loads of which a row has one, where rows are fetched ahead and differ in them; but for those that
-    only some rows need."""
+    """The loads of which a row has one, where many rows are fetched ahead and differ in them; but for those
+    that only some rows need."""
     fetches = any(p.where in ("prefetched", "held") for p in draft.schedule.placements)
-    if draft.row_loop or not fetches:
+    if draft.row_loop or not fetches or not draft.sweeps.final:
         return []
     dims = range(len(draft.schedule.domain.dims))
     return [
