@@ -1,8 +1,8 @@
 """What a row has one of, loaded while threads work on the row before.
 
 In: a draft whose schedule fetches the next row (`prefetch`), and adds up values of all rows, so that a block
-goes over many of them. Out: statements that keep such values in
-registers, an iteration ahead, so that no row begins with a wait for memory. Example, of the mean of a row:
+goes over many of them. Out: statements that keep such values in registers, an iteration ahead, so that no row
+begins with a wait for memory. Example, of the mean of a row:
 
     x2_ahead[0] = args.x2[...]           of the first row
     for iteration in iterations:
