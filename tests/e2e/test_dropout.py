@@ -39,6 +39,15 @@ def dropped(x, p: float):
     return F.dropout(x + x, p, True)
 
 
+@pytest.mark.parametrize("p", [0.3, 0.999, 1 - 2.0**-20, 1 - 2.0**-26])
+def test_the_scale_of_a_probability_that_is_an_argument(device, p):
+    """It is that of 1 - p in double, whose difference from 1 a float does not hold."""
+    x = torch.full((1 << 18,), 3.0, device=device)
+    out = fuse(dropped, x, p)(x, p)
+    kept = out[out != 0].double()
+    assert (kept / (6 / (1 - p)) - 1).abs().max().item() < 2.0**-22 if len(kept) else p > 0.9999
+
+
 def test_channels_last_keep_rate(device):
     x = ones((8, 32, 15, 17), device).to(memory_format=torch.channels_last)
     out = fuse(dropped, x, 0.25)(x, 0.25)
