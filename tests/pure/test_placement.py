@@ -13,6 +13,7 @@ from tsfuser.lower.verify import verify
 from tsfuser.schedule.loops import Schedule
 from tsfuser.schedule.machine import GPU, HOST
 from tsfuser.schedule.placement import kept_terms
+from tsfuser.schedule.sweeps import Sweeps
 from tsfuser.schedule.verify import verify as verify_schedule
 
 
@@ -51,6 +52,13 @@ def of_two_and_one(b, x, y):
     """Two sweeps need the sum, and the second sweep needs each of the inputs."""
     added = add(b, x, y)
     return add(b, add(b, normalised(b, added), x), y)
+
+
+def used_twice(b, x, y):
+    """Of the sum of two inputs two values are made, which the second sweep needs."""
+    added = add(b, x, y)
+    first, second = (b.pointwise("mul", (added, b.literal(k)), x.dtype) for k in (2.5, 3.5))
+    return b.pointwise("mul", (normalised(b, first), normalised(b, second)), x.dtype)
 
 
 def normalised(b, x):
@@ -115,11 +123,10 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
         (of_two, [tensor(2048, 512), tensor(2048, 1)], GPU, "register", ["add_0"]),  # as many registers
         (of_two, [tensor(2048, 512, dtype="bfloat16"), tensor(2048, 1)], GPU, "register", []),  # twice
         (of_two_and_one, [tensor(2048, 512)] * 2, GPU, "register", []),  # one is needed beside it
+        (used_twice, [tensor(2048, 512)] * 2, GPU, "register", ["add_0"]),  # by two, in all uses
         (of_two, [tensor(2048, 512)] * 2, HOST, "scratch", []),
         (of_costly_and_one, [tensor(2048, 512)] * 2, GPU, "register", ["mul_3"]),  # so nothing needs exp_0
         (of_two, [tensor(512, 1 << 16)] * 2, GPU, "register", []),  # shared memory holds both
-        (of_two_and_columns, [tensor(8192, 2048, dtype="bfloat16")] * 2, GPU, "prefetched", ["x0", "x1"]),
-        (of_two_and_columns, [tensor(8192, 2048, dtype="bfloat16")] * 2, GPU, "register", []),
         (transposed, SQUARE, GPU, "tile", ["x1"]),
         (transposed, SQUARE, HOST, "tile", ["x1"]),
         (softmax, [tensor(3, 1 << 20)], GPU, "prefetched", ["x0"]),
@@ -128,8 +135,33 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
     ],
 )
 def test_a_schedule_says_what_stays_where(program, args, machine, where, names):
-    stage, *_ = stages(*build(program, *args), machine)[0]
+    [stage] = stages(*build(program, *args), machine)[0]
     assert list(stage.schedule.values_in(where)) == names
+
+
+def test_nothing_is_saved_instead_of_what_shared_memory_holds():
+    x = tensor(8192, 2048, dtype="bfloat16")
+    [stage, *_] = stages(*build(of_two_and_columns, x, x))[0]
+    assert list(stage.schedule.values_in("prefetched")) == ["x0", "x1"]
+    assert not stage.schedule.values_in("register")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_long_row_kernel_is_planned_with_as_many_looks_at_its_ops_as_a_short_one(dtype, monkeypatch):
+    looks, ops_for = [], Sweeps.ops_for
+    monkeypatch.setattr(Sweeps, "ops_for", lambda *given: looks.append(0) or ops_for(*given))
+
+    def looks_at(length):
+        def program(b, x):
+            for _ in range(length):
+                x = b.pointwise("mul", (x, b.literal(1.5)), x.dtype)
+            return normalised(b, x)
+
+        looks.clear()
+        stages(*build(program, tensor(2048, 512, dtype=dtype)))
+        return len(looks)
+
+    assert looks_at(60) == looks_at(6) > 0
 
 
 def costly_of_costly(b, x):

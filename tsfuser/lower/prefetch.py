@@ -62,6 +62,11 @@ def use(draft: Draft) -> None:
         draft.loads[name] = [own, computed]
 
 
+def fetches(draft: Draft) -> bool:
+    """Whether the next row is fetched."""
+    return bool(_loads(draft, *_EACH_ROW))
+
+
 def before_the_rows(draft: Draft) -> list[Stmt]:
     """Fetches what the first iteration needs, and what all do."""
     accesses = _loads(draft, *_EACH_ROW, *_ONCE)
@@ -156,13 +161,18 @@ def _fetched(draft: Draft, accesses: Sequence[Access], iteration: Expr, suffix: 
     of = {draft.iteration.name: iteration, lane.name: ix.Const(0)}
     at = indices(draft.schedule, draft.params, of, suffix)
     place = ix.substitute(_place(draft, iteration), {lane.name: ix.Const(0)})
-    more = ix.less(iteration, draft.params.size(draft.iteration.extent, "iterations"))
     made: list[Stmt] = list(at.lets)
     for access in accesses:
         read = draft.elements.read(access, at)
-        guard = ix.both([more, *([read.guard] if read.guard is not None else [])])
+        guard = guarded(draft, iteration, read.guard)
         made.append(Fetch(_name(access), place, read.buffer, read.offset, lane.extent.a, guard))
     return [*draft.looped(made, draft.loops[:-1]), FetchGroup()]
+
+
+def guarded(draft: Draft, iteration: Expr, guard: Expr | None) -> Expr:
+    """`guard`, where there is such an `iteration` over the rows."""
+    more = ix.less(iteration, draft.params.size(draft.iteration.extent, "iterations"))
+    return ix.both([more, *([] if guard is None else [guard])])
 
 
 def _place(draft: Draft, iteration: Expr) -> Expr:

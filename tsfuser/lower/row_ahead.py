@@ -18,6 +18,7 @@ from dataclasses import replace
 from ..ir.values import Value
 from ..schedule.domain import Access
 from . import index as ix
+from . import prefetch
 from .draft import Draft
 from .index import Expr, Var
 from .indices import indices
@@ -50,8 +51,7 @@ def before_a_row(draft: Draft, accesses: list[Access]) -> list[Stmt]:
 def _loads(draft: Draft) -> list[Access]:
     """The loads of which a row has one, where many rows are fetched ahead and differ in them; but for those
     that only some rows need."""
-    fetches = any(p.where in ("prefetched", "held") for p in draft.schedule.placements)
-    if draft.row_loop or not fetches or not draft.sweeps.final:
+    if draft.row_loop or not prefetch.fetches(draft) or not draft.sweeps.final:
         return []
     dims = range(len(draft.schedule.domain.dims))
     return [
@@ -67,12 +67,11 @@ def _loads(draft: Draft) -> list[Access]:
 def _loaded(draft: Draft, accesses: list[Access], iteration: Expr, suffix: str) -> list[Stmt]:
     """Loads what `iteration` needs, if there is one."""
     at = indices(draft.schedule, draft.params, {draft.iteration.name: iteration}, suffix)
-    more = ix.less(iteration, draft.params.size(draft.iteration.extent, "iterations"))
     made: list[Stmt] = []
     for access in accesses:
         name = access.buffer.value.name
         read = draft.elements.read(access, at)
-        guard = ix.both([more, *ix.conjuncts(read.guard)])
+        guard = prefetch.guarded(draft, iteration, read.guard)
         made += [replace(read, name=f"{name}{suffix}_m", guard=guard)]
         made += [SetLane(f"{name}_ahead", "0", f"{name}{suffix}_m")]
     return [*at.lets_for(made), *made]

@@ -9,7 +9,7 @@ than these, so it is saved if the other sweeps do not need them otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .. import ops  # noqa: F401  it defines the symbols
 from ..ir.fusion import Lookup, Op, Pointwise, Random, Reduce, Value
@@ -116,25 +116,56 @@ def _instead_of_sources(sweeps: Sweeps, names: set[str], no_use: set[str], sched
     fetched = {p.value for p in schedule.placements}
     sources = [b.value for b in sweeps.segment.loads] + [op.output for op in sweeps.segment.randoms]
     sizes = {v.name: v.dtype.itemsize for v in sources if sweeps.varies(v) and v.name not in fetched}
-    needed = _needed_later(sweeps, names)
+    freed = _freed_later(sweeps, names, sizes)
     for op in reversed(sweeps.ops_for(sweeps.goals(0))):
         value = op.output
-        if isinstance(op, Pointwise) and value.name in needed - names - no_use:
-            others = _needed_later(sweeps, names | {value.name})
-            if sum(sizes.get(name, 0) for name in needed - others) >= value.dtype.register.itemsize:
-                names, needed = names | {value.name}, others
-    return names & needed
+        if not isinstance(op, Pointwise) or value.name in names | no_use:
+            continue
+        if freed.get(value.name, -1) >= value.dtype.register.itemsize:
+            names = names | {value.name}
+            freed = _freed_later(sweeps, names, sizes)
+    return names & freed.keys()
 
 
-def _needed_later(sweeps: Sweeps, names: set[str]) -> set[str]:
-    """Names of all values along a row that sweeps after the first need where `names` are saved."""
-    found: set[str] = set()
+def _freed_later(sweeps: Sweeps, names: set[str], sizes: Mapping[str, int]) -> dict[str, int]:
+    """By the name of a value that sweeps after the first need where `names` are saved: the bytes of the
+    sources, which have `sizes`, that they need for this value alone."""
+    above = _needed_through(sweeps, names)
+    freed = {name: sizes.get(name, 0) for name in above}
+    made = [op.output.name for op in sweeps.segment.ops]
+    for name in [*(above.keys() - set(made)), *(name for name in made if name in above)]:
+        if above[name]:
+            freed[above[name]] += freed[name]
+    return freed
+
+
+def _needed_through(sweeps: Sweeps, names: set[str]) -> dict[str, str]:
+    """By the name of a value that sweeps after the first need where `names` are saved: the nearest other
+    value that is on every way from their results to it; "" where there is none. This is its dominator
+    (Cooper, Harvey, Kennedy, "A simple, fast dominance algorithm", 2001)."""
     saved = names & _outputs(sweeps.ops_for(sweeps.goals(0))).keys()
+    above: dict[str, str] = {}
+    computed: set[str] = set()
     for number in sweeps.numbers[1:]:
-        made, needed = sweeps.needs(number, saved)
-        found |= needed
-        saved = saved | (names & _outputs(made).keys())
-    return found
+        made = _outputs(sweeps.ops_for(sweeps.goals(number), saved)).keys()
+        above.update(dict.fromkeys(sweeps.goals(number), ""))
+        computed |= made
+        saved = saved | (names & made)
+    depth = {"": 0}
+
+    def nearest(a: str, b: str) -> str:
+        """The nearest dominator of both, which may be one of them."""
+        while a != b:
+            a, b = (above[a], b) if depth[a] > depth[b] else (a, above[b])
+        return a
+
+    for op in reversed(sweeps.segment.ops):
+        name = op.output.name
+        if name in computed:
+            depth[name] = depth[above[name]] + 1
+            for operand in (v for v in op.operands if not v.is_number):
+                above[operand.name] = nearest(above.get(operand.name, name), name)
+    return above
 
 
 def _outputs(made: list[Op]) -> dict[str, Value]:

@@ -135,6 +135,22 @@ DEVICE float multiply_add_once(float x, float y, float z) {
 // have the same exponent, and, where x / n is below 2^-100, by at most a unit of the last place.
 DEVICE float divided_by(float x, float high, float low) { return multiply_add_once(x, high, x * low); }
 
+// From what is off by a unit of the last place, a step to what is rounded as a division is (Markstein,
+// "Computation of elementary functions on the IBM RISC System/6000 processor", 1990).
+DEVICE float nearer_reciprocal(float y, float near) {
+  return multiply_add_once(multiply_add_once(-y, near, 1.0f), near, near);
+}
+DEVICE float nearer_quotient(float x, float y, float reciprocal, float near) {
+  return multiply_add_once(multiply_add_once(-y, near, x), reciprocal, near);
+}
+#if defined(TSFUSER_CUDA)
+DEVICE float near_reciprocal(float y) {  // 1 ulp
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(y));
+  return result;
+}
+#endif
+
 template <class T>
 DEVICE T sixth(T x) {
   return x / 6;
@@ -155,13 +171,12 @@ DEVICE T over(T x, T y) {
 }
 #if defined(TSFUSER_CUDA)
 DEVICE float one_over(float y) {
-  float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(y));  // 1 ulp
-  return y < 8.507059e37f ? __fmaf_rn(result, __fmaf_rn(-y, result, 1.0f), result) : result;
+  const float near = near_reciprocal(y);
+  return y < 8.507059e37f ? nearer_reciprocal(y, near) : near;
 }
 DEVICE float over(float x, float y) {
   const float reciprocal = one_over(y), first = x * reciprocal;
-  const float second = __fmaf_rn(__fmaf_rn(-y, first, x), reciprocal, first);
+  const float second = nearer_quotient(x, y, reciprocal, first);
   return second != 0 && is_finite(second) ? second : first;  // of -0, or an infinity, there is no rest
 }
 #endif

@@ -18,24 +18,20 @@ DEVICE float divisor_scale(float y) {
   return copysign(fabs(y) < 5.421011e-20f ? 1.8446744e19f : 1.0f, -y);  // 2^-64, 2^64
 }
 
-DEVICE float divisor_reciprocal(float divisor) {
-#if defined(TSFUSER_CUDA)
-  float first;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(first) : "f"(divisor));  // 1 ulp
-#else
-  const float first = off_by(1 / divisor, 1.2e-7f);
+#if !defined(TSFUSER_CUDA)
+DEVICE float near_reciprocal(float y) { return off_by(1 / y, 1.2e-7f); }
 #endif
-  const float second = multiply_add_once(multiply_add_once(-divisor, first, 1.0f), first, first);
-  return is_nan(second) ? first : second;  // of 0 and infinity
+
+DEVICE float divisor_reciprocal(float divisor) {
+  const float near = near_reciprocal(divisor), result = nearer_reciprocal(divisor, near);
+  return is_nan(result) ? near : result;  // of 0 and infinity
 }
 
-// Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor" (1990): a step from
-// a quotient that is off by a unit of the last place. Of -0 the rest is 0, whose product with a negative
-// number leaves -0 as it is.
+// Of -0 the rest is 0, whose product with a negative number leaves -0 as it is.
 DEVICE float shared_quotient(float x, float divisor, float reciprocal, float scale) {
-  const float dividend = x * scale, first = dividend * reciprocal;
-  const float second = multiply_add_once(multiply_add_once(-divisor, first, dividend), reciprocal, first);
-  return is_nan(second) ? first : second;  // an infinity leaves no rest
+  const float dividend = x * scale, near = dividend * reciprocal;
+  const float result = nearer_quotient(dividend, divisor, reciprocal, near);
+  return is_nan(result) ? near : result;  // an infinity leaves no rest
 }
 
 // Off by 2^-22.
