@@ -22,8 +22,11 @@ def is_no_op(node: Node, dtype_of: Callable[[Value], str | None]) -> bool:
     found = row_of(node) if node.inputsSize() >= 2 else None
     if found is None or not found[0].identity:
         return False
-    number, dtype = _number(node.inputsAt(1)), DTYPES.get(dtype_of(node.inputsAt(0)))
-    if number is UNKNOWN or dtype is None or dtype.kind not in found[0].identity:
+    number = _number(node.inputsAt(1))
+    if number is UNKNOWN or number not in found[0].identity.values():
+        return False
+    dtype = DTYPES.get(dtype_of(node.inputsAt(0)))
+    if dtype is None or dtype.kind not in found[0].identity:
         return False
     if node.inputsSize() == 3 and _number(node.inputsAt(2)) not in (1, True):  # `alpha`
         return False

@@ -26,35 +26,34 @@ class Axes:
 
     def __init__(self, call: Call, fresh: Callable[[sz.Size], Axis]):
         self.call, self.fresh = call, fresh
-        self._joined: dict[Axis, Axis] = {}  # axis -> the axis it was joined to
-        # axis that stands for itself -> what it is made of, outermost first
-        self._pieces: dict[Axis, tuple[Axis, ...]] = {}
-        self._holders: dict[Axis, set[str]] = {}  # loop -> names of the values that vary along it
+        # by the name of an axis: the axis it was joined to
+        self._joined: dict[str, Axis] = {}
+        # by the name of one that stands for itself: what it is made of, outermost first
+        self._pieces: dict[str, tuple[Axis, ...]] = {}
+        # by the name of a loop: the names of the values that vary along it
+        self._holders: dict[str, set[str]] = {}
 
     def root(self, axis: Axis) -> Axis:
         """The axis that stands for `axis` now."""
-        while axis in self._joined:
-            axis = self._joined[axis]
+        while axis.name in self._joined:
+            axis = self._joined[axis.name]
         return axis
 
     def parts(self, axis: Axis) -> list[Axis]:
         """The loops that `axis` is, outermost first."""
         root = self.root(axis)
-        return (
-            [part for piece in self._pieces[root] for part in self.parts(piece)]
-            if root in self._pieces
-            else [root]
-        )
+        pieces = self._pieces.get(root.name)
+        return [root] if pieces is None else [part for piece in pieces for part in self.parts(piece)]
 
     def is_split(self, axis: Axis) -> bool:
         """Whether `axis` is several loops."""
-        return self.root(axis) in self._pieces
+        return self.root(axis).name in self._pieces
 
     def hold(self, value: Value) -> Value:
         """Takes note that `value` varies along its axes."""
         for axis in value.axes:
             for part in self.parts(axis):
-                self._holders.setdefault(part, set()).add(value.name)
+                self._holders.setdefault(part.name, set()).add(value.name)
         return value
 
     def clash(self, a: Axis, b: Axis) -> bool:
@@ -75,7 +74,7 @@ class Axes:
         return a == b or bool(self._pieces) and not set(self.parts(a)).isdisjoint(self.parts(b))
 
     def _held(self, part: Axis) -> set[str]:
-        return self._holders.get(part, set())
+        return self._holders.get(part.name, set())
 
     def join(self, a: Axis, b: Axis) -> Axis:
         """The one axis that stands for both, which do not clash, from now on; raises Refusal if their sizes
@@ -90,9 +89,9 @@ class Axes:
         if self.is_split(a) or self.is_split(b):
             for p, q in self._paired(a, b):
                 self.join(p, q)
-            self._pieces.pop(b, None)
-        self._joined[b] = a
-        self._holders.setdefault(a, set()).update(self._holders.pop(b, ()))
+            self._pieces.pop(b.name, None)
+        self._joined[b.name] = a
+        self._holders.setdefault(a.name, set()).update(self._holders.pop(b.name, ()))
         return a
 
     def _paired(self, a: Axis, b: Axis) -> list[tuple[Axis, Axis]] | None:
@@ -103,7 +102,7 @@ class Axes:
         pairs: list[tuple[Axis, Axis]] = []
         for p, share in zip(mine, shares or ()):
             if len(share) > 1 and not self.is_split(p):
-                self._pieces[p] = self._cut(p, [q.extent for q in share])
+                self._pieces[p.name] = self._cut(p, [q.extent for q in share])
             own = self.parts(p)
             if len(own) != len(share) or not all(
                 self.call.decide(sz.eq(x.extent, y.extent)) for x, y in zip(own, share)
@@ -126,8 +125,9 @@ class Axes:
                 if decide(sz.lt(size, loop.extent)):
                     if not decide(sz.eq(loop.extent % size, 0)):
                         return None
-                    self._pieces[loop] = self._cut(loop, [size, sz.divided(loop.extent, size)])
-                    loop, rest = self._pieces[loop]
+                    pieces = self._cut(loop, [size, sz.divided(loop.extent, size)])
+                    self._pieces[loop.name] = pieces
+                    loop, rest = pieces
                     waiting.append(rest)
                 elif not decide(sz.eq(size % loop.extent, 0)):
                     return None
@@ -138,8 +138,8 @@ class Axes:
 
     def _cut(self, loop: Axis, extents: Sequence[sz.Size]) -> tuple[Axis, ...]:
         """New loops instead of one."""
-        pieces, held = tuple(map(self.fresh, extents)), self._holders.pop(loop, set())
-        self._holders.update((piece, set(held)) for piece in pieces)
+        pieces, held = tuple(map(self.fresh, extents)), self._holders.pop(loop.name, set())
+        self._holders.update((piece.name, set(held)) for piece in pieces)
         return pieces
 
     def whole(self, loops: Sequence[Axis], extent: sz.Size) -> Axis:
@@ -147,7 +147,7 @@ class Axes:
         if len(loops) == 1:
             return loops[0]
         axis = self.fresh(extent)
-        self._pieces[axis] = tuple(loops)
+        self._pieces[axis.name] = tuple(loops)
         return axis
 
     def align(self, dims: list[Axis | None], value: Value) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """One element type.
+    """One element type: there is one object of each.
 
     `name` is torch's (`float32`), `itemsize` is in bytes, `ctype` is the type in generated source and in
     memory, `kind` is one of `b` bool, `i` integer, `f` floating, `c` complex. `register` names the dtype that
@@ -22,7 +22,7 @@ class DType:
     itemsize: int
     ctype: str
     kind: str
-    register: DType = field(default=None, repr=False, compare=False)
+    register: DType = field(default=None, repr=False)
 
     def __post_init__(self):
         if self.register is None:
@@ -30,9 +30,6 @@ class DType:
 
     def __repr__(self) -> str:
         return self.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
     @property
     def is_floating(self) -> bool:

@@ -94,7 +94,7 @@ def _ops(ops: Sequence[Op], stored: set[str], new: _Canonical) -> tuple[Op, ...]
     for old in ops:
         op = new.op(old)
         if isinstance(op, (Pointwise, *PLACES)):
-            how = tuple(value for name, value in vars(op).items() if name != "output")
+            how = tuple((vars(op) | {"output": None}).values())
             first = made.setdefault((type(op), op.output.dtype, op.output.dims, how), op)
             if first is not op and old.output.name not in stored:
                 new.replace(old.output, first.output)
@@ -190,13 +190,14 @@ class _Canonical:
 
     def dims(self, dims: tuple[Axis | None, ...]) -> tuple[Axis | None, ...]:
         """The loops over a value's dims, outermost first."""
-        if dims not in self._dims:
+        known = self._dims.get(dims)
+        if known is None:
             loops = tuple([loop for a in dims for loop in self.loops(a)])
             walked = [loop for loop in loops if loop is not None]
             if len(set(walked)) < len(walked):
                 raise Refusal("one loop would walk two dims of a value")
-            self._dims[dims] = loops
-        return self._dims[dims]
+            known = self._dims[dims] = loops
+        return known
 
     def window(self, window: Window) -> Window:
         """The same places, along loops."""

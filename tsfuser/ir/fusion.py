@@ -226,6 +226,9 @@ class Fusion:
         """Code that builds the Fusion, one statement an op; `ir.text.read` runs it."""
         return _code(self)
 
+    def __hash__(self) -> int:
+        return hash(self.outputs)  # no op computes anything else, and there may be 1,000 of these
+
     @property
     def randoms(self) -> tuple[Random, ...]:
         """Its random ops."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .dtypes import BFLOAT16, HALF, DType
 
@@ -101,7 +102,16 @@ def fast_of(name: str) -> str:
 
 def filled(template: str, operands: Sequence[str]) -> str:
     """`template` with its operands: `filled("({0} + {1})", ("x", "y")) == "(x + y)"`."""
-    return re.sub(r"\{(\d+)\}", lambda hole: operands[int(hole[1])], template)
+    if "{" not in template:
+        return template
+    return "".join([part if isinstance(part, str) else operands[part] for part in _parts(template)])
+
+
+@lru_cache(maxsize=1024)
+def _parts(template: str) -> list[str | int]:
+    """The text between the holes of a template, and the numbers of these, in order."""
+    parts = re.split(r"\{(\d+)\}", template)
+    return [int(part) if k % 2 else part for k, part in enumerate(parts)]
 
 
 def find(name: str) -> Symbol:

@@ -105,6 +105,9 @@ class Compute:
     arguments: tuple[str, ...] = ()
     kind: str = "f"
 
+    def __hash__(self):
+        return hash(self.name)
+
 
 @dataclass(frozen=True)
 class Store:

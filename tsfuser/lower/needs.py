@@ -18,6 +18,8 @@ Need = "tuple[Within, bool]"  # an element is needed only where it is inside (or
 def needs(segment: Segment) -> dict[str, frozenset[Need]]:
     """By the name of a value: what holds wherever it is needed. Values that are always needed are absent."""
     windows = {op.output.name: op for op in segment.ops if isinstance(op, Within)}
+    if not windows:
+        return {}
     found: dict[str, frozenset[Need]] = {b.value.name: frozenset() for b in segment.stores}
     for op in reversed(segment.ops):
         after = frozenset(n for n in found.get(op.output.name, frozenset()) if _holds_before(op, n))

@@ -45,6 +45,8 @@ class Pick:
 
 def picks_of(segment: Segment) -> tuple[Pick, ...]:
     """The picks that the results of `segment` need, in the order of its ops."""
+    if not any(isinstance(op, Within) for op in segment.ops):
+        return ()
     makers, loads = _makers(segment), {b.value.name: b for b in segment.loads}
     needed = {b.value.name for b in segment.stores}
     found: list[Pick] = []

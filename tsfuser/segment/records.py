@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..ir import size as sz
 from ..ir.code import code
@@ -75,7 +76,10 @@ class Segment:
         """Code that builds the segment; `read` runs it."""
         return code(self)
 
-    @property
+    def __hash__(self) -> int:
+        return hash(self.stores)  # no op computes anything else, and there may be 1,000 of these
+
+    @cached_property
     def reductions(self) -> tuple[Reduce, ...]:
         """Its reductions."""
         return tuple(op for op in self.ops if isinstance(op, Reduce))
@@ -86,12 +90,12 @@ class Segment:
         reduced = {op.output.name for op in self.reductions}
         return any(v.name in reduced for op in self.ops for v in op.operands)
 
-    @property
+    @cached_property
     def randoms(self) -> tuple[Random, ...]:
         """Its random ops. Other segments may compute the same ones again."""
         return tuple(op for op in self.ops if isinstance(op, Random))
 
-    @property
+    @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
         """Its lookups. Other segments may do the same ones again."""
         return tuple(op for op in self.ops if isinstance(op, Lookup))

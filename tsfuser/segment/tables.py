@@ -8,7 +8,7 @@ T * D cosines, and the product reads them from a cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from ..ir import size as sz
 from ..ir.call import Call
@@ -22,9 +22,11 @@ MOST_TABLES = 8  # at a time: each is an argument of the kernels that read it, a
 WORTH_A_TABLE = 1 << 21  # elements of the reader: to compute as many sines takes as long as a launch
 
 
-def next_tables(call: Call, ops: Iterable[Op], between: Callable[[Value], list[Op]]) -> list[Value]:
+def next_tables(call: Call, ops: Collection[Op], between: Callable[[Value], list[Op]]) -> list[Value]:
     """The values that are to be in memory before the rest of `ops` is computed: those over the fewest axes,
     all over the same ones. Empty if there are none. `between`: the ops between memory and a value."""
+    if len({op.output.axes for op in ops}) < 2:
+        return []
     bounds: dict[str, int | None] = {}
     found: dict[str, Value] = {}
     for op in ops:
