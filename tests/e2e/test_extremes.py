@@ -189,6 +189,25 @@ def test_numbers_that_16_bits_do_not_hold(device, name, dtype, training):
 
 
 @pytest.mark.graphs
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 1.5, 0.25, 2.0, 3.0, -1.0, -2.0])
+def test_powers_at_infinity_and_minus_zero(device, exponent, dtype, given):
+    """Whether eager takes a root depends on the dtype and the device. `given`: as an argument."""
+    source = f"def f(x, n: float):\n    return torch.pow(x * 1.0, {'n' if given else exponent}) * 2.0\n"
+    exec(source, {"torch": torch}, eager := {})
+    scripted, found = script(source), []
+    with tsfuser.fuser(), no_fallback():
+        for function in (eager["f"], *[scripted] * 4):
+            x = torch.tensor([math.inf, -math.inf, 0.0, -0.0, 4.0, 1.0], dtype=dtype, device=device)
+            y = function(x.requires_grad_(), exponent)
+            found.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
+    for mine, theirs in zip(found[-1], found[0], strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+        assert torch.equal(mine.signbit()[theirs == 0], theirs.signbit()[theirs == 0])
+
+
+@pytest.mark.graphs
 @pytest.mark.parametrize("written", [False, True])
 def test_gradients_of_small_results_of_softplus_are_eagers(device, written):
     """Whether the derivative reads the result, or the operand."""

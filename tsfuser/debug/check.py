@@ -60,8 +60,9 @@ class Report:
 def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
     """Runs `fn(*args)`, forward and, where results require gradients, backward, on copies, until it is fused.
     Then each group runs twice in one more call, fused and node by node, from equal arguments and random
-    states. Nothing of the caller's changes but the counters of `tsfuser.stats()`. Takes what `explain` takes,
-    raises what it raises, and warns as it does."""
+    states. Modules and tensors of the caller stay as they are, but not the counters of `tsfuser.stats()`, nor
+    anything else that a compiled function changes, such as a list. Takes what `explain` takes, raises what it
+    raises, and warns as it does."""
     seen = Seen()
     if (by_torch := compiled(fn)) is not None:
         from .check_compiled import differs_from_eager  # needs torch._dynamo, which is loaded already

@@ -39,7 +39,7 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 
 _FORWARD = ", forward"
 _ELSEWHERE = "in a branch, a loop, a fork or a fallback"
-_TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
+_TRAINING = "in training, with no op here that TorchScript's autodiff differentiates"
 
 
 class Explanation(Findings):

@@ -162,20 +162,15 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def clones(values: Sequence[Any]) -> list[Any]:
-    """Copies with the same strides, offsets and requires_grad; tensors that share memory share it again."""
+    """Copies with the same strides, offsets and requires_grad, lazily conjugate where these are; tensors that
+    share memory share it again."""
     storages: dict[int, torch.UntypedStorage] = {}
     return [mapped(v, lambda t: _clone(t, storages)) for v in values]
 
 
 def _clone(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
     plain = tensor.layout == torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    if (
-        not plain
-        or tensor.is_quantized
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or tensor.device.type == "meta"
-    ):
+    if not plain or tensor.is_quantized or tensor.device.type == "meta":
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     source = tensor.untyped_storage()
     key = source.data_ptr()
@@ -183,4 +178,6 @@ def _clone(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> t
         storages[key] = source.clone()
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     made.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+    made = made.conj() if tensor.is_conj() else made  # which a kernel does not read
+    made = torch._neg_view(made) if tensor.is_neg() else made
     return made.requires_grad_(tensor.requires_grad)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, DType
+from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, HALF, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible, without_lowest
 from ..ir.symbols import CANCELS, Fast, define
@@ -269,9 +269,10 @@ def _pow(b: Builder, self, exponent) -> Value:
         if exponent.is_number and (exponent.literal is None or exponent.literal < 0):
             raise Refusal("the exponent of an integer power is not known to be at least 0")
         return elementwise(b, "int_pow", (self, exponent), scalars=False, name="pow")
-    if exponent.literal in _POWERS:
+    has_roots = dtype is not HALF or b.device != "cpu"  # of float16 eager's CPU kernel takes no root
+    if exponent.literal in _POWERS and (has_roots or exponent.literal not in (0.5, -0.5)):
         return promoted(b, _POWERS[exponent.literal], (self,), dtype, name="pow")
-    symbol = "pow_number" if exponent.is_number else "pow"
+    symbol = "pow_number" if exponent.is_number and has_roots else "pow"
     return elementwise(b, symbol, (self, exponent), scalars=False, name="pow")
 
 

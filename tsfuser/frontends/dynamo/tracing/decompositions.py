@@ -36,6 +36,9 @@ _FACTORIES = frozenset(
     )
 )
 
+#: Ops that raise an error for some elements, which their parts do not.
+_CHECKED = frozenset((torch.ops.aten.binary_cross_entropy.default,))
+
 
 @cache
 def decompositions() -> dict[Any, Callable]:
@@ -43,14 +46,18 @@ def decompositions() -> dict[Any, Callable]:
     that are composite for autograd too: tracing takes them apart anyway."""
     # core_aten_decompositions() looks for such ops among all of torch's, which takes a tenth of a second.
     from torch._decomp import _core_aten_decompositions_post_autograd as registered
+    from torch._decomp.decompositions import pw_cast_for_opmath as in_arithmetic_dtype
 
     found = {}
     for op, function in registered().items():
-        if not isinstance(op, torch._ops.OpOverload) or stays_whole(op):
+        if not isinstance(op, torch._ops.OpOverload) or stays_whole(op) or op in _CHECKED:
             continue
         if not _has_row(op) and not op._schema.is_mutable:
             found[op] = partial(_tried, function)
     found.update((op, one_by_one(op, element)) for op, element in foreach_ops() if _has_row(element))
+    found[torch.ops.aten.smooth_l1_loss_backward.default] = partial(
+        _tried, in_arithmetic_dtype(_smooth_l1_loss_backward)
+    )
     found[torch.ops.aten.convolution.default] = _bias_added
     found[torch.ops.aten.convolution_backward.default] = _bias_summed
     found[torch.ops.aten.embedding_dense_backward.default] = embedding_backward
@@ -77,6 +84,16 @@ def _bias_summed(gradient, input, weight, bias_sizes, *others):
     backward = torch.ops.aten.convolution_backward.default
     found = backward(gradient, input, weight, bias_sizes, *choices, [*wanted[:2], False])
     return found[0], found[1], torch.ops.aten.sum.dim_IntList(gradient, [0, *range(2, gradient.dim())])
+
+
+def _smooth_l1_loss_backward(gradient, input, target, reduction, beta):
+    """As eager has it (BinaryOpsKernel.cpp, PointwiseOpsKernel.cpp): NaN where the input or the target is.
+    torch's decomposition takes the sign of the difference, which is 0 of NaN."""
+    scale = 1 / input.numel() if reduction == 1 else 1.0  # 1: the mean
+    difference = input - target
+    inner = scale * difference * gradient / beta
+    outer = torch.where(difference <= -beta, -scale * gradient, scale * gradient)
+    return torch.where(difference.abs() >= beta, outer, inner)
 
 
 def _has_row(op: torch._ops.OpOverload) -> bool:
