@@ -25,6 +25,8 @@ VIEWS = (
     "{a}.t()", "{a}.view(16).view(4, 4)", "{a}.transpose(0, 1)", "{a}.contiguous()", "{a}[:]",
     "{a}.detach()", "{a}.expand_as({b})", "{a}.unsqueeze(0).squeeze(0)", "{a}.permute(1, 0)",
     "{a}.expand(4, -1)",
+    "torch.einsum('ij->ji', {a})", "torch.atleast_2d({a})", "torch.conj_physical({a})", "{a}.to_dense()",
+    "torch.broadcast_tensors({a}, {b})[0]", "torch.unsafe_split({a}, 4)[0]",
     "{a}.t().to(torch.float64)", "{a}.reshape(2, 8).reshape(4, 4)", "{a}.flatten().unflatten(0, [4, 4])",
 )  # fmt: skip
 WRITES = (
@@ -140,3 +142,35 @@ def test_a_write_in_a_branch_is_seen_through_a_list(device, made, join):
         for c in [torch.arange(4.0, device=device)] * 5 + [torch.zeros(4, device=device)]:
             for got, want in zip(scripted(x, c, 0.5), scope["f"](x, c, 0.5), strict=True):
                 assert torch.equal(got, want)
+
+
+#: Ops that give views in eager, which their schemas do not say.
+HIDDEN_VIEWS = (
+    "torch.einsum('ij->ji', y)", "torch.einsum('ii->i', y[:, :3])", "torch.atleast_1d(y)",
+    "torch.atleast_2d(y)", "torch.atleast_3d(y)", "torch.conj_physical(y)", "y.to_dense()",
+    "torch.broadcast_tensors(y, y)[0]", "torch.unsafe_chunk(y, 2)[0]", "torch.unsafe_split(y, 1)[0]",
+    "torch.unsafe_split_with_sizes(y, [1, 2])[0]", "torch.meshgrid(y[0], y[1])[0]",
+    "torch.cartesian_prod(y[0])", "torch.chain_matmul(y)", "y.sum_to_size([3, 4])",
+)  # fmt: skip
+WRITERS = {
+    "the view is written": "y = x * 2 + 1\n    z = {view}\n    z.add_(1)\n    return y * 3, z",
+    "what it views is": "y = x * 2 + 1\n    z = {view} * 3\n    y.mul_(2)\n    return (z + 1) * y.sum(), y",
+    "an argument is": "y = x\n    z = {view} * 3\n    y.mul_(2)\n    return (z + 1) * y.sum(), y * 1",
+}
+
+
+@pytest.mark.parametrize("written", WRITERS)
+@pytest.mark.parametrize("view", HIDDEN_VIEWS)
+def test_a_write_is_seen_through_views_that_schemas_hide(device, view, written):
+    if "meshgrid" in view and written == "the view is written":
+        pytest.skip("eager refuses to write to its results")
+    source = f"def f(x: Tensor):\n    {WRITERS[written].format(view=view)}\n"
+    scope = {"torch": torch, "Tensor": torch.Tensor}
+    exec(source, scope)
+    scripted = torch.jit.CompilationUnit(source).f
+    with tsfuser.fuser():
+        for _ in range(4):
+            x, y = (torch.arange(12.0, device=device).reshape(3, 4) for _ in range(2))
+            for got, want in zip(scripted(x), scope["f"](y), strict=True):
+                assert torch.equal(got, want)
+            assert torch.equal(x, y)

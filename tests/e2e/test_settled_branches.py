@@ -653,3 +653,30 @@ def test_a_dropout_in_a_loop_gets_no_branch(device):
         assert inside and not any("aten::dropout" in text for text in inside)
         scripted.rate = 1.0
         torch.testing.assert_close(scripted(x, 2), torch.zeros_like(x))
+
+
+HIDDEN = {
+    "dropout": "torch.nn.functional.dropout(y, 0.0, True)",
+    "type_as": "y.type_as(x)",
+    "einsum": 'torch.einsum("i->i", y)',
+    "broadcast_tensors": "torch.broadcast_tensors(y, x)[0]",
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_a_branch_stays_before_a_write_to_what_a_schema_hides(device, kind):
+    """Without the branch torch's alias analysis, which takes the result for a new tensor, drops the write."""
+    source = (
+        "def f(x: Tensor, z: Tensor, s: float):\n"
+        "    if s > 0:\n        y = x.clone()\n    else:\n        y = z\n"
+        f"    a = {HIDDEN[kind]}\n    y.detach().add_(3)\n    return a * 1.0\n"
+    )
+    scope = {"torch": torch, "Tensor": torch.Tensor}
+    exec(source, scope)
+    scripted = script(source)
+    x = torch.arange(4.0, device=device)
+    with tsfuser.fuser():
+        for s in [1.0] * CALLS + [-1.0]:
+            given, expected = ([x.clone(), x.clone() + 10] for _ in range(2))
+            assert torch.equal(scripted(*given, s), scope["f"](*expected, s))
+            assert all(map(torch.equal, given, expected))

@@ -47,6 +47,11 @@ def test_a_damaged_update_does_not_verify():
         (following, tensor(8, strides=(0,)), "overlaps itself"),
         (lambda b, x, r: following(b, x, relu(b, r)), tensor(8), "not an argument"),
         (lambda b, x, r: b.update(r, add(b, r, x), False) or x, tensor(8), "another dtype or rank"),
+        (
+            lambda b, x, r: b.update(r, find("aten::flip", "").build(b, self=r, dims=[0]), False) or x,
+            tensor(8),
+            "elsewhere",
+        ),
     ],
 )
 def test_an_update_that_could_go_wrong_is_refused(program, running, reason):

@@ -62,7 +62,7 @@ _NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
 _HOLDERS = frozenset(("prim::ListConstruct", "tsfuser::count"))
 #: Kinds that may switch gradients on or off.
 _SWITCHES = frozenset(("prim::Enter", "prim::Exit", "aten::set_grad_enabled"))
-#: aten ops that may return their operand itself, though their schemas do not say so.
+#: aten ops that may return an operand, or views of it, though their schemas do not say so.
 SECRET_VIEWS = frozenset(row.name for row in table.all_rows() if row.secret_view).union(
     without_row.SECRET_VIEWS
 )
@@ -175,6 +175,15 @@ def may_return_operand(node: Node) -> bool:
     return node.kind() in SECRET_VIEWS or (found is not None and found.aliases)
 
 
+def _with_items(value: Value) -> list[Value]:
+    """The value and, of a list, what is put into it and what is taken from it."""
+    put = inputs(value.node()) if value.node().kind() == "prim::ListConstruct" else []
+    takers = [
+        use.user for use in value.uses() if use.user.kind() in ("prim::ListUnpack", "aten::__getitem__")
+    ]
+    return [value, *put, *(item for node in takers for item in outputs(node))]
+
+
 class Effects:
     """The effects of a whole graph: made once, asked for each block."""
 
@@ -194,8 +203,8 @@ class Effects:
         if any(v.node().kind().startswith("aten::") for v in self._secrets):
             self.misled = True  # computed here: its node may join a group, and be gone
         else:
-            touched = (v for node in secret for v in (node.inputsAt(0), node.output()))
-            self.misled = any(self.is_written(v) for v in touched)
+            touched = (v for node in secret for v in [*inputs(node), *outputs(node)])
+            self.misled = any(self.is_written(item) for v in touched for item in _with_items(v))
 
     def is_written(self, value: Value) -> bool:
         """Whether anything in the graph may write to memory that the value may share; where alias analysis

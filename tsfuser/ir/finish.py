@@ -112,10 +112,13 @@ def _check_updates(fusion: Fusion) -> None:
         if stored.count(update.value.name) > 1:
             raise Refusal("a tensor that is changed in place gets what goes elsewhere as well")
         read = [i for i in fusion.inputs if i.index == update.index]
+        elsewhere = {i.value.name for i in read if not _is_where(i, update)}
+        if any(not elsewhere.isdisjoint(v.name for v in op.operands) for op in fusion.ops):
+            raise Refusal("a tensor that is changed in place is read elsewhere than where it is stored")
         names = {i.value.name for i in read} | ({update.value.name} if read else set())
         others = [op for op in fusion.ops if op.output.name != update.value.name]
         if any(not names.isdisjoint(v.name for v in op.operands) for op in others):
-            if not (all(_is_where(i, update) for i in read) and _is_elementwise(fusion, update)):
+            if not _is_elementwise(fusion, update):
                 raise Refusal("a tensor that is changed in place has other readers in its group")
 
 

@@ -33,8 +33,12 @@ SIZED = _aten("""
 """)
 #: In-place forms that become functional before any dtype is known (`Row.in_place_early`).
 IN_PLACE_EARLY = _aten("rrelu_")
-#: They may return their operand itself, though their schemas do not say so (`Row.secret_view`).
-SECRET_VIEWS = _aten("feature_dropout alpha_dropout feature_alpha_dropout")
+#: They may return an operand, or views of it, though their schemas do not say so (`Row.secret_view`).
+SECRET_VIEWS = _aten("""
+    feature_dropout alpha_dropout feature_alpha_dropout
+    einsum chain_matmul conj_physical to_dense atleast_1d atleast_2d atleast_3d
+    broadcast_tensors meshgrid cartesian_prod unsafe_chunk unsafe_split unsafe_split_with_sizes
+""")
 #: They act on more than their arguments.
 ACTING = _aten("warn save wait seed manual_seed set_grad_enabled")
 
