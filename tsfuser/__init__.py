@@ -30,7 +30,7 @@ from .errors import TsfuserWarning
 from .frontends.dynamo import door
 from .frontends.torchscript import caller, passes
 from .frontends.torchscript.training import differentiable
-from .graph import functionalize, matmul_operands
+from .graph import effects, functionalize, matmul_operands
 from .grouping import size_rules
 from .knobs import disable, enable, enabled, fuser
 from .ops import joins, table, unsupported
@@ -59,6 +59,7 @@ _C.set_op_facts(
     broadcast=table.kinds_with_sizes("broadcast"),
     alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],
     flat=table.flat_kinds(),
+    hidden_views=sorted(effects.SECRET_VIEWS),
     writers=sorted({row.name for row in table.all_rows() if row.writes}),
     asked=table.asked_arguments(),
     size_rules=size_rules.by_kind(),

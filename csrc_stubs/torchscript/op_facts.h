@@ -40,6 +40,7 @@ struct OpFacts {
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
   Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16
   Kinds flat;              // ops that pass no gradient on to their operands
+  Kinds hidden_views;      // ops that may give views of an operand, though no schema says so
   Kinds writers;           // ops that write to operands, as to statistics, though no schema says so
   ArgumentNames asked;     // of which argument an op reads no elements, but sizes, dtype and the like
   SizeRules size_rules;    // of ops that change the number of dims, their order, or how long they are

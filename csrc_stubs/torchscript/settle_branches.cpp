@@ -160,23 +160,15 @@ std::vector<const Value*> with_items(const Value* value) {
   return found;
 }
 
-// Whether the node may give a view of an operand, or the operand itself, though its schema does not say so.
-bool may_hide_view(const Node* node) {
-  const auto* schema = node->kind().is_aten() ? node->maybeSchema() : nullptr;
-  return schema && op_facts().fresh.count(node->kind()) == 0 &&
-         std::none_of(schema->returns().begin(), schema->returns().end(),
-                      [](const c10::Argument& result) { return result.alias_info() != nullptr; });
-}
-
-// Whether something is written to that such a node reads or gives. Torch's alias analysis, by which it moves
-// ops and drops writes, is right about it only where a branch stands between.
+// Whether something is written to that an op reads, or gives, which may give views though its schema does
+// not say so. Torch's alias analysis, by which it drops writes, is right about it only behind a branch.
 bool writes_hidden_views(Graph& graph) {
   std::vector<const Value*> hidden;
   bool writes = false;
   for (Node* node : all_nodes(graph)) {
     const auto* schema = node->maybeSchema();
     writes |= schema && schema->is_mutable();
-    if (may_hide_view(node)) {
+    if (op_facts().hidden_views.count(node->kind()) != 0) {
       hidden.insert(hidden.end(), node->inputs().begin(), node->inputs().end());
       hidden.insert(hidden.end(), node->outputs().begin(), node->outputs().end());
     }
