@@ -7,7 +7,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
-#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/profiling_record.h>
 
@@ -146,55 +145,13 @@ void branch_on_rates(Graph& graph, const std::vector<Node*>& settled) {
   }
 }
 
-// The value; and of a list, what is put into it and what is taken from it.
-std::vector<const Value*> with_items(const Value* value) {
-  std::vector<const Value*> found = {value};
-  if (value->node()->kind() == c10::prim::ListConstruct) {
-    found.insert(found.end(), value->node()->inputs().begin(), value->node()->inputs().end());
-  }
-  for (const auto& use : value->uses()) {
-    if (use.user->kind() == c10::prim::ListUnpack || use.user->kind() == c10::aten::__getitem__) {
-      found.insert(found.end(), use.user->outputs().begin(), use.user->outputs().end());
-    }
-  }
-  return found;
-}
-
-// Whether something is written to that an op reads, or gives, which may give views though its schema does
-// not say so. Torch's alias analysis, by which it drops writes, is right about it only behind a branch.
-bool writes_hidden_views(Graph& graph) {
-  std::vector<const Value*> hidden;
-  bool writes = false;
-  for (Node* node : all_nodes(graph)) {
-    const auto* schema = node->maybeSchema();
-    writes |= schema && schema->is_mutable();
-    if (op_facts().hidden_views.count(node->kind()) != 0) {
-      hidden.insert(hidden.end(), node->inputs().begin(), node->inputs().end());
-      hidden.insert(hidden.end(), node->outputs().begin(), node->outputs().end());
-    }
-  }
-  if (!writes || hidden.empty()) {
-    return false;
-  }
-  const torch::jit::AliasDb aliases(graph.shared_from_this());
-  return std::any_of(hidden.begin(), hidden.end(), [&aliases](const Value* value) {
-    const auto items = with_items(value);
-    return std::any_of(items.begin(), items.end(), [&aliases](const Value* item) {
-      return is_tensor(item) && aliases.hasWriters(item);
-    });
-  });
-}
-
-// The graph's program without profiles, with notes of the branches; null where none is to be settled.
+// The graph's program without profiles, with notes of the branches.
 std::shared_ptr<Graph> noting(Graph& graph) {
   auto copy = graph.copy();
   torch::jit::ProfilingRecord::removeProfilingNodes(copy->block());
   std::vector<Node*> branches = branches_of(*copy);
   if (std::none_of(branches.begin(), branches.end(),
                    [](Node* branch) { return parts_groups(branch) || decides(branch); })) {
-    return nullptr;
-  }
-  if (writes_hidden_views(*copy)) {
     return nullptr;
   }
   branch_on_rates(*copy, branches);

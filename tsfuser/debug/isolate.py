@@ -178,6 +178,6 @@ def _clone(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> t
         storages[key] = source.clone()
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     made.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
-    made = made.conj() if tensor.is_conj() else made  # which a kernel does not read
+    made = made.conj() if tensor.is_conj() else made
     made = torch._neg_view(made) if tensor.is_neg() else made
     return made.requires_grad_(tensor.requires_grad)

@@ -227,7 +227,7 @@ class Fusion:
         return _code(self)
 
     def __hash__(self) -> int:
-        return hash(self.outputs)  # no op computes anything else, and there may be 1,000 of these
+        return hash(self.outputs)  # tells most apart; the ops, which take long, may be 1,000
 
     @property
     def randoms(self) -> tuple[Random, ...]:

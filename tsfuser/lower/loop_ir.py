@@ -106,7 +106,7 @@ class Compute:
     kind: str = "f"
 
     def __hash__(self):
-        return hash(self.name)
+        return hash(self.name)  # which few share
 
 
 @dataclass(frozen=True)

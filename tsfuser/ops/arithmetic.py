@@ -269,7 +269,7 @@ def _pow(b: Builder, self, exponent) -> Value:
         if exponent.is_number and (exponent.literal is None or exponent.literal < 0):
             raise Refusal("the exponent of an integer power is not known to be at least 0")
         return elementwise(b, "int_pow", (self, exponent), scalars=False, name="pow")
-    has_roots = dtype is not HALF or b.device != "cpu"  # of float16 eager's CPU kernel takes no root
+    has_roots = dtype is not HALF or b.device != "cpu"  # eager computes std::pow of float16 there
     if exponent.literal in _POWERS and (has_roots or exponent.literal not in (0.5, -0.5)):
         return promoted(b, _POWERS[exponent.literal], (self,), dtype, name="pow")
     symbol = "pow_number" if exponent.is_number and has_roots else "pow"

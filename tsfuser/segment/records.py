@@ -77,7 +77,7 @@ class Segment:
         return code(self)
 
     def __hash__(self) -> int:
-        return hash(self.stores)  # no op computes anything else, and there may be 1,000 of these
+        return hash(self.stores)  # as of a Fusion
 
     @cached_property
     def reductions(self) -> tuple[Reduce, ...]:

@@ -87,8 +87,8 @@ def _bias_summed(gradient, input, weight, bias_sizes, *others):
 
 
 def _smooth_l1_loss_backward(gradient, input, target, reduction, beta):
-    """As eager has it (BinaryOpsKernel.cpp, PointwiseOpsKernel.cpp): NaN where the input or the target is.
-    torch's decomposition takes the sign of the difference, which is 0 of NaN."""
+    """As eager has it (PointwiseOpsKernel.cpp): NaN where the input or the target is. torch's decomposition
+    takes the sign of the difference, which is 0 of NaN."""
     scale = 1 / input.numel() if reduction == 1 else 1.0  # 1: the mean
     difference = input - target
     inner = scale * difference * gradient / beta
