@@ -32,6 +32,8 @@ def expected(target, many, few):
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, foreach=True, weight_decay=0.2, amsgrad=True),
     "momentum": lambda p: torch.optim.SGD(p, lr=3e-2, foreach=True, momentum=0.7),
+    "adam in a loop": lambda p: torch.optim.Adam(p, lr=3e-3, foreach=False),
+    "one op": lambda p: torch.optim.SGD(p, lr=3e-2, foreach=True),
 }
 
 
@@ -53,7 +55,7 @@ def test_a_step_of_an_optimizer_is_a_launch_a_kernel(name, device, target):
             step()
     for p, q, r in zip(ours, theirs, exact):
         assert_matches(p.detach(), q.detach(), r.detach(), 100)
-    assert counts[-1] == expected(target, len(ours), 2)
+    assert counts[-1] == expected(target, 0 if name == "one op" else len(ours), 2)
     assert tsfuser.stats()["fallbacks"] == {}
 
 

@@ -24,7 +24,7 @@ def add_together(graph: Graph, refusals: Refusals) -> None:
     """Changes the graph's top block. Its nodes must stay in their order from then on."""
     found: dict[tuple, list[Node]] = {}
     for node in graph.findAllNodes(_KIND, False):
-        if _is_alone(node):
+        if _is_alone(node) and not node.output().uses():
             to, number = node.inputsAt(0).type(), constant_of(node.inputsAt(1))
             found.setdefault((to.dtype(), to.device(), repr(number)), []).append(node)
     for nodes in found.values():
@@ -32,15 +32,19 @@ def add_together(graph: Graph, refusals: Refusals) -> None:
             _join(graph, nodes, refusals)
 
 
+def counts_calls(node: Node) -> bool:
+    """Whether the node, in this form or in place, adds a constant to an input that nothing else reads."""
+    return node.kind() in (_KIND, _KIND.removesuffix("_")) and _is_alone(node)
+
+
 def _is_alone(node: Node) -> bool:
-    """Whether the node adds a constant to an input that nothing else reads."""
     target, number, factor = node.inputsAt(0), node.inputsAt(1), node.inputsAt(2)
     if target.node().kind() != "prim::Param" or not (is_constant(number) and is_constant(factor)):
         return False
     if type(constant_of(number)) not in (int, float) or constant_of(factor) != 1:
         return False
     readers = [use.user for use in target.uses() if use.user.kind() != "prim::Return"]
-    return len(readers) == 1 and not node.output().uses()
+    return len(readers) == 1
 
 
 def _join(graph: Graph, nodes: list[Node], refusals: Refusals) -> None:

@@ -9,8 +9,8 @@ neighbouring groups may be in another order. Before and after, if there were mor
     %c = prim::CudaFusionGroup_1(%a)        %b = prim::CudaFusionGroup_2[batch=0](%y)
     %b = prim::CudaFusionGroup_2(%y)        %c = prim::CudaFusionGroup_1(%a)
 
-Nothing moves across a node that is neither a group nor a constant. So the tensors that are in memory at one
-time grow by those that neighbouring groups read, at most.
+Nothing moves across a node that is neither a group, nor a constant, nor arithmetic of 0-dim CPU tensors. So
+the tensors that are in memory at one time grow by those that neighbouring groups read, at most.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ....graph.wrapper import (
     inputs,
     is_tensor,
     outputs,
+    schema,
 )
 from ....grouping.outline import reorder
 from ....grouping.passes import operations
@@ -46,10 +47,10 @@ def make_batches(graph: Graph, is_possible: Callable[[str], bool]) -> None:
     for block in all_blocks(graph):
         order: list[Node] = []
         for stretch in _stretches(block):
-            if len(stretch) < LEAST or any(node.kind() not in (CONSTANT, GROUP) for node in stretch):
+            if len(stretch) < LEAST or not moves(stretch[0]):
                 order += stretch
                 continue
-            groups = [node for node in stretch if node.kind() == GROUP]
+            groups = [node for node in stretch if node.kind() != CONSTANT]
             kinds = _kinds(groups)
             first = {kind: -k for k, kind in enumerate(reversed(kinds.values()))}
             groups.sort(key=lambda node: (kinds[node][0], first[kinds[node]]))
@@ -60,24 +61,35 @@ def make_batches(graph: Graph, is_possible: Callable[[str], bool]) -> None:
 
 
 def _stretches(block: Graph | Block) -> Iterator[list[Node]]:
-    """The block's nodes, cut into stretches of nodes that may move (groups and constants) and of others."""
+    """The block's nodes, cut into stretches of nodes that may move and of others."""
     for _, nodes in itertools.groupby(block.nodes(), moves):
         yield list(nodes)
 
 
 def moves(node: Node) -> bool:
     """Whether it may change places with its neighbours."""
-    return node.kind() == CONSTANT or node.kind() == GROUP and effect(node) == PURE and not draws(node)
+    if node.kind() == CONSTANT:
+        return True
+    return (node.kind() == GROUP or _is_scalar_op(node)) and effect(node) == PURE and not draws(node)
+
+
+def _is_scalar_op(node: Node) -> bool:
+    """Whether the op computes a 0-dim CPU tensor of others, and of numbers: as an optimizer's count of steps.
+    It is no view, which something else may write to."""
+    found = schema(node) if node.kind().startswith("aten::") else None
+    tensors = [v for v in (*inputs(node), *outputs(node)) if is_tensor(v)]
+    known = all(facts(v.type())[1:] == ("cpu", 0) for v in tensors)
+    return found is not None and not found.aliases and node.outputsSize() == 1 and bool(tensors) and known
 
 
 def _kinds(groups: list[Node]) -> dict[Node, _Kind]:
-    """The kinds of neighbouring groups. No group reads the result of another one of its kind."""
+    """The kinds of neighbouring groups and ops. No group reads the result of another one of its kind."""
     level: dict[int, int] = {}
     kinds = {}
     for node in groups:
         own = max((level.get(v.unique(), 0) for v in inputs(node)), default=0)
         level.update((v.unique(), own + 1) for v in outputs(node))
-        kinds[node] = own, device_of(node), operations(node.g("Subgraph"))
+        kinds[node] = own, device_of(node), operations(node.g("Subgraph")) if node.kind() == GROUP else ""
     return kinds
 
 
@@ -90,7 +102,7 @@ def device_of(group: Node) -> str:
 def _mark(
     groups: list[Node], kind: _Kind, is_possible: Callable[[str], bool], numbers: Iterator[int]
 ) -> None:
-    if len(groups) >= LEAST and is_possible(kind[1]):
+    if kind[2] and len(groups) >= LEAST and is_possible(kind[1]):
         number = next(numbers)
         for node in groups:
             node.i_("batch", number)

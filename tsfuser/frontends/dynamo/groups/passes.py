@@ -28,8 +28,10 @@ from .expected import expected_calls
 from .gradient_casts import gather_casts
 from .in_place import Update, write_in_place
 from .in_place_ops import update_in_place
+from .lone_ops import group_lone_ops
 from .order import free_early
 from .roundings import Pass
+from .scalar_ops import group_scalar_ops
 from .weight_casts import cast_at_front
 
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
@@ -53,6 +55,8 @@ def fuse(
         put_roundings(graph)
     work.groups = recompute_sums(graph, work.groups, owns_inputs)
     work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_batched)]
+    work.groups += group_scalar_ops(graph)
+    work.groups += group_lone_ops(graph, can_be_batched)
     gather_casts(graph, can_be_batched)
     make_batches(graph, can_be_batched)
     left = write_in_place(graph, translation.updates, translation.results, translation.numbers)

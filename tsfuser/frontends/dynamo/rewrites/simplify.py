@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..fx.insert import has_sizes_of, is_alike
 from ..fx.updates import move_last, updates
+from .fused_multiply_add import as_aten
 from .indexing import add_elements
 from .late_casts import cast_what_is_read
 
@@ -31,7 +32,7 @@ def simplify(module: fx.GraphModule) -> None:
     move_last(graph)
     changed = bool(updates(graph))
     for node in list(graph.nodes):
-        form = FORMS.get(node.target) if node.op == "call_function" else None
+        form = _form(node)
         changed = (form is not None and form(node)) or changed
     graph.eliminate_dead_code()  # what nobody reads is no reader
     for node in list(graph.nodes):
@@ -39,6 +40,12 @@ def simplify(module: fx.GraphModule) -> None:
     if changed:
         graph.eliminate_dead_code()
         module.recompile()
+
+
+def _form(node: fx.Node) -> Callable[[fx.Node], bool] | None:
+    if node.op != "call_function":
+        return None
+    return FORMS.get(node.target) or NAMED_FORMS.get(str(node.target))
 
 
 def without_detach(joint: fx.GraphModule) -> None:
@@ -207,3 +214,6 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.sub.Tensor: _number_last,
     torch.ops.prims.convert_element_type.default: _cast,
 }
+
+#: The same by the name of the op, for ops that exist only after an import.
+NAMED_FORMS: dict[str, Callable[[fx.Node], bool]] = {"prims.fma.default": as_aten}

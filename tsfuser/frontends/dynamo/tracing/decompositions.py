@@ -36,6 +36,9 @@ _FACTORIES = frozenset(
     )
 )
 
+#: Without a row; but the copies that it makes end in inputs, or nobody needs them (rewrites/simplify.py).
+_COPY = torch.ops.aten.copy.default
+
 #: Ops that raise an error for some elements, which their parts do not.
 _CHECKED = frozenset((torch.ops.aten.binary_cross_entropy.default,))
 
@@ -54,7 +57,11 @@ def decompositions() -> dict[Any, Callable]:
             continue
         if not _has_row(op) and not op._schema.is_mutable:
             found[op] = partial(_tried, function)
-    found.update((op, one_by_one(op, element)) for op, element in foreach_ops() if _has_row(element))
+    found.update(
+        (op, one_by_one(op, element))
+        for op, element in foreach_ops()
+        if _has_row(element) or element is _COPY
+    )
     found[torch.ops.aten.smooth_l1_loss_backward.default] = partial(
         _tried, in_arithmetic_dtype(_smooth_l1_loss_backward)
     )

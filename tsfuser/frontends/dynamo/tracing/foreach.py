@@ -14,13 +14,18 @@ from typing import Any
 import torch
 
 _PREFIX = "_foreach_"
+#: Where the op on tensors has another name, if the other operand is a number.
+_WITH_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 
 
 def foreach_ops() -> Iterator[tuple[Any, Any]]:
     """Pairs: an op on lists, and the op on tensors that does the same to each."""
     for full in torch._C._dispatch_get_all_op_names():
         name, _, overload = full.removeprefix("aten::").partition(".")
-        packet = getattr(torch.ops.aten, name.removeprefix(_PREFIX), None)
+        single = name.removeprefix(_PREFIX)
+        if overload.startswith("Scalar"):
+            single = _WITH_NUMBERS.get(single, single)
+        packet = getattr(torch.ops.aten, single, None)
         if not name.startswith(_PREFIX) or name.endswith("_") or packet is None:
             continue
         op = getattr(getattr(torch.ops.aten, name), overload or "default")

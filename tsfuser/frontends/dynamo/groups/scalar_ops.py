@@ -1,0 +1,56 @@
+"""Arithmetic of 0-dim CPU tensors that no other group has taken becomes groups for the CPU.
+
+In: a typed graph with groups. Out: the same graph, where such ops that read each other are one group, if they
+are several. The groups of tensors take in such arithmetic only if nobody else reads it. Example: ASGD keeps a
+rate per parameter, which a step computes for the next step, by eight ops:
+
+    %a = aten::mul(%step, %c)              %rate = prim::CudaFusionGroup(%step)
+    %b = aten::pow(%a, %power)
+    %rate = aten::reciprocal(%b)
+"""
+
+from __future__ import annotations
+
+from .... import options
+from ....graph.effects import PURE, draws, effect
+from ....graph.rows import Knowledge, row_of
+from ....graph.wrapper import Graph, Node, ids, is_constant, nodes_in, operands, outputs, use_count
+from ....grouping.cluster import Item, arrange, clusters
+from ....grouping.groups import Group
+from ....grouping.outline import outline, reorder
+from ....grouping.support import examine
+
+_LEAST = 3  # ops: a call of a group takes as long as one or two of torch's
+
+
+def group_scalar_ops(graph: Graph) -> list[Group]:
+    """Changes the graph's top block; returns the new groups."""
+    nodes, knowledge = nodes_in(graph), Knowledge()
+    wanted = [_is_scalar_op(node, knowledge) for node in nodes]
+    if sum(wanted) < _LEAST:
+        return []
+    maker = {key: i for i, node in enumerate(nodes) for key in ids(outputs(node))}
+    items = [_item(node, fusible, maker) for node, fusible in zip(nodes, wanted)]
+    found = [members for members in clusters(items, horizontal=False) if len(members) >= _LEAST]
+    pieces = arrange(items, found) if found else None
+    if pieces is None:
+        return []
+    reorder(graph, [nodes[i] for piece in pieces for i in piece])
+    return [Group(outline(graph, [nodes[i] for i in members]), written=False) for members in found]
+
+
+def _is_scalar_op(node: Node, knowledge: Knowledge) -> bool:
+    found = row_of(node)
+    if found is None or found[0].is_view or effect(node) != PURE or draws(node):
+        return False
+    verdict = examine(node, knowledge, options.state.skip_kinds)
+    return verdict.reason is None and verdict.loose
+
+
+def _item(node: Node, fusible: bool, maker: dict[int, int]) -> Item:
+    read = operands(node)
+    after = tuple(sorted({maker[key] for key in ids(read) if key in maker}))
+    if not fusible:
+        return Item(after)
+    makes = tuple((v.unique(), use_count(v)) for v in outputs(node))
+    return Item(after, "cpu", False, tuple(v.unique() for v in read if not is_constant(v)), makes)
