@@ -17,6 +17,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -33,15 +34,9 @@ using torch::jit::Node;
 using torch::jit::Use;
 using torch::jit::Value;
 
-bool is_number(const Value* value, int64_t number) {
-  const auto constant = torch::jit::toIValue(value);
-  return constant && constant->isInt() && constant->toInt() == number;
-}
+bool is_number(const Value* value, int64_t number) { return known_int(value) == number; }
 
-bool is_string(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
-  return constant && constant->isString();
-}
+bool is_string(const Value* value) { return known_string(value).has_value(); }
 
 bool is_product(const Node* node, const Value* sizes) {
   static const auto product = c10::Symbol::fromQualString("tsfuser::product_from");

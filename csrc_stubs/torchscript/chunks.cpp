@@ -14,6 +14,7 @@
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <ATen/core/stack.h>
 #include <ATen/ops/chunk.h>
@@ -50,9 +51,9 @@ void hand_over(Node* node, Node* other) {
 Node* taker_of_chunks(const Node* node) {
   const auto& uses = node->output()->uses();
   Node* taker = uses.size() == 1 ? uses[0].user : nullptr;
-  const auto count = torch::jit::toIValue(node->input(1)), dim = torch::jit::toIValue(node->input(2));
   return taker && taker->kind() == c10::prim::ListUnpack && taker->owningBlock() == node->owningBlock() &&
-                 dim && count && count->toInt() == static_cast<int64_t>(taker->outputs().size())
+                 known_int(node->input(1)) == static_cast<int64_t>(taker->outputs().size()) &&
+                 known_int(node->input(2))
              ? taker
              : nullptr;
 }
@@ -89,8 +90,8 @@ void restore_chunks(Graph& graph) {
       continue;
     }
     Node* chunks = graph.create(c10::prim::ConstantChunk, {node->input(0)}, taker->outputs().size());
-    chunks->i_(c10::attr::chunks, torch::jit::toIValue(node->input(1))->toInt());
-    chunks->i_(c10::attr::dim, torch::jit::toIValue(node->input(2))->toInt());
+    chunks->i_(c10::attr::chunks, known_int(node->input(1)).value());
+    chunks->i_(c10::attr::dim, known_int(node->input(2)).value());
     hand_over(taker, chunks->insertBefore(node));
     taker->destroy();
     node->destroy();

@@ -19,9 +19,9 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
@@ -78,9 +78,8 @@ bool is_row_major_copy(const Value* value, bool itself) {
   if (!itself) {
     return false;
   }
-  const auto format =
-      maker->kind() == c10::aten::contiguous ? torch::jit::toIValue(maker->input(1)) : std::nullopt;
-  return format && format->isInt() && format->toInt() == static_cast<int64_t>(at::MemoryFormat::Contiguous);
+  return maker->kind() == c10::aten::contiguous &&
+         known_int(maker->input(1)) == static_cast<int64_t>(at::MemoryFormat::Contiguous);
 }
 
 bool is_2d_convolution(const Node* node) {
@@ -90,10 +89,8 @@ bool is_2d_convolution(const Node* node) {
   if (node->kind() != c10::aten::_convolution) {
     return false;
   }
-  const auto strides = torch::jit::toIValue(node->input(3)),
-             transposed = torch::jit::toIValue(node->input(6));
-  return strides && strides->isIntList() && strides->toIntList().size() == 2 && transposed &&
-         transposed->isBool() && !transposed->toBool();
+  const auto strides = known_ints(node->input(3));
+  return strides && strides->size() == 2 && known_bool(node->input(6)) == false;
 }
 
 bool reads_sizes_only(const Node* node) {

@@ -20,8 +20,8 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
@@ -35,10 +35,7 @@ using torch::jit::Node;
 using torch::jit::Use;
 using torch::jit::Value;
 
-bool is_constant(const Value* value, int64_t number) {
-  const auto known = torch::jit::toIValue(value);
-  return known && known->isInt() && known->toInt() == number;
-}
+bool is_constant(const Value* value, int64_t number) { return known_int(value) == number; }
 
 // Whether the value is a view, with other sizes of 1 at most, of a tensor whose dims have changed places.
 bool is_transposed(const Value* value) {

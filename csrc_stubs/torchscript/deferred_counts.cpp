@@ -20,6 +20,7 @@
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -40,12 +41,9 @@ using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
 
-bool is_int(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
-  return constant && constant->isInt();
-}
+bool is_int(const Value* value) { return known_int(value).has_value(); }
 
-bool is_one(const Value* value) { return is_int(value) && torch::jit::toIValue(value)->toInt() == 1; }
+bool is_one(const Value* value) { return known_int(value) == 1; }
 
 // aten::add_(%counter, number, 1) of a module's tensor, the result of which nobody reads
 bool is_count(const Node* node) {
@@ -238,7 +236,7 @@ class Chain {
     Node* counter =
         graph_.insertNode(graph_.createClone(count->input(0)->node(), [](Value* value) { return value; }));
     Value* on = counted.choice ? counted.choice->input(0) : graph_.insertConstant(true);
-    Value* number = graph_.insertConstant(torch::jit::toIValue(count->input(1))->toInt());
+    Value* number = graph_.insertConstant(known_int(count->input(1)).value());
     Node* made = graph_.insertNode(make("count", {last_, counter->output(), number, on}));
     last_ = made->output()->setType(c10::CapsuleType::get());
     const torch::jit::WithInsertPoint there(count);

@@ -20,12 +20,12 @@
 #include "torchscript/twins.h"
 #include "torchscript/unchecked_graph.h"
 #include "torchscript/written_results.h"
+#include "torchscript/constants.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
@@ -105,7 +105,7 @@ bool widens(const Node* node) {
     return node->kind() == c10::aten::_autocast_to_full_precision;
   }
   const auto dtype = node->schema().argumentIndexWithName("dtype");
-  return dtype && torch::jit::constant_as<int64_t>(node->input(*dtype)) == static_cast<int64_t>(at::kFloat);
+  return dtype && known_int(node->input(*dtype)) == static_cast<int64_t>(at::kFloat);
 }
 
 // For each gradient that the backward gives, the input that it is for if that was profiled in 16 bits, else
@@ -247,8 +247,7 @@ bool shares_memory(const Node& differentiable) {
     if (node->kind() != dropout) {
       return false;
     }
-    const auto rate = torch::jit::toIValue(node->input(1));
-    const bool may_drop_nothing = !rate || !rate->isDouble() || rate->toDouble() == 0;
+    const bool may_drop_nothing = known_double(node->input(1)).value_or(0) == 0;
     return may_drop_nothing && is_seen(node->input(0), differentiable, *node) &&
            is_seen(node->output(0), differentiable, *node);
   });

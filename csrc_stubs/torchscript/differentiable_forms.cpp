@@ -29,6 +29,7 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
+#include "torchscript/constants.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -48,10 +49,7 @@ using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
 
-bool is_false(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
-  return constant && constant->isBool() && !constant->toBool();
-}
+bool is_false(const Value* value) { return known_bool(value) == false; }
 
 bool is_none(const Value* value) {
   const auto constant = torch::jit::toIValue(value);
@@ -85,8 +83,9 @@ bool is_computed_of(const Value* value, const Predicate& is_wanted) {
 // a norm is cast back: such a tensor is in the differentiable graph, and torch notes its dtype while it
 // profiles. Each call is asked for it, too (open_dtypes.h).
 bool may_be_fractional(const Value* dtype, const Value* operand) {
-  if (const auto constant = torch::jit::toIValue(dtype)) {
-    return constant->isInt() && at::isFloatingType(static_cast<at::ScalarType>(constant->toInt()));
+  if (torch::jit::toIValue(dtype)) {
+    const auto known = known_int(dtype);
+    return known && at::isFloatingType(static_cast<at::ScalarType>(*known));
   }
   if (dtype->node()->kind() != c10::prim::dtype || !is_tensor(dtype->node()->input())) {
     return false;

@@ -19,6 +19,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/number_writes.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
@@ -67,26 +68,18 @@ struct Part {
   double number;
 };
 
-std::optional<int64_t> known_int(const Value* value) {
-  const auto known = torch::jit::toIValue(value);
-  return known && known->isInt() ? std::optional<int64_t>(known->toInt()) : std::nullopt;
-}
-
 bool is_end(const Value* value) {
   return value->type()->kind() == c10::TypeKind::IntType || value->type()->kind() == c10::TypeKind::NoneType;
 }
 
 std::optional<double> known_number(const Value* value) {
-  const auto known = torch::jit::toIValue(value);
-  if (known && known->isInt() && std::abs(static_cast<double>(known->toInt())) < kMostExact) {
-    return static_cast<double>(known->toInt());
+  const auto integer = known_int(value);
+  if (integer && std::abs(static_cast<double>(*integer)) < kMostExact) {
+    return static_cast<double>(*integer);
   }
-  if (!known || !known->isDouble()) {
-    return std::nullopt;
-  }
-  const double number = known->toDouble();  // beyond int32 an integer's last bits are up to the processor
-  return std::isfinite(number) && std::abs(number) >= kMostInt32 ? std::nullopt
-                                                                 : std::optional<double>(number);
+  const auto number = known_double(value);
+  const bool is_exact = !number || !std::isfinite(*number) || std::abs(*number) < kMostInt32;
+  return is_exact ? number : std::nullopt;  // beyond int32 an integer's last bits are up to the processor
 }
 
 // Whether nothing but the next slice, or the write, reads the part; or asks for its dtype and device.

@@ -9,8 +9,8 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/twins.h"
+#include "torchscript/constants.h"
 
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
@@ -67,8 +67,8 @@ bool gives_integers(const Node& reader, const c10::FunctionSchema& schema) {
     return false;
   }
   if (const auto place = schema.argumentIndexWithName("dtype")) {
-    const auto dtype = torch::jit::toIValue(reader.input(*place));
-    return dtype && dtype->isInt() && c10::isIntegralType(dtype->toScalarType(), /*includeBool=*/true);
+    const auto dtype = known_int(reader.input(*place));
+    return dtype && c10::isIntegralType(static_cast<at::ScalarType>(*dtype), /*includeBool=*/true);
   }
   bool any = false;
   for (size_t i = 0; i < reader.outputs().size(); ++i) {

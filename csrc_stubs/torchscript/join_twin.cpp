@@ -12,6 +12,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <ATen/core/stack.h>
 #include <ATen/ops/cat.h>
@@ -73,8 +74,7 @@ bool is_asked_format(const Value* format) {
 // The tensors that the node joins, or copies; none where it stays.
 std::vector<Value*> given_tensors(Node* node) {
   if (node->kind() == c10::aten::clone) {
-    const auto format = torch::jit::toIValue(node->input(1));
-    const bool row_major = format && format->isInt() && format->toInt() == kRowMajor;
+    const bool row_major = known_int(node->input(1)) == kRowMajor;
     return (row_major || is_asked_format(node->input(1))) && is_never_written(node->output())
                ? std::vector<Value*>{node->input(0)}
                : std::vector<Value*>();
@@ -107,12 +107,9 @@ void write_join(Node* node, c10::Symbol twin) {
 
 bool is_there(const Value* value) { return value->type()->kind() != c10::TypeKind::NoneType; }
 
-bool is_set(const Value* value) { return torch::jit::toIValue(value)->toBool(); }
+bool is_set(const Value* value) { return known_bool(value).value(); }
 
-bool is_copied(const Value* dim) {
-  const auto known = torch::jit::toIValue(dim);
-  return known && known->isInt() && known->toInt() == kCopied;
-}
+bool is_copied(const Value* dim) { return known_int(dim) == kCopied; }
 
 void restore_joined(Node* node) {
   if (is_copied(node->input(most_joined()))) {
@@ -120,10 +117,9 @@ void restore_joined(Node* node) {
     static const auto asked = c10::Symbol::fromQualString("tsfuser::memory_format");
     Graph& graph = *node->owningGraph();
     Value* channels_last = node->input(most_joined() + 1);
-    const auto known = torch::jit::toIValue(channels_last);
     put(node, c10::aten::clone,
-        {node->input(0), known && !known->toBool() ? graph.insertConstant(kRowMajor)
-                                                   : graph.insert(asked, {channels_last})});
+        {node->input(0), known_bool(channels_last) == false ? graph.insertConstant(kRowMajor)
+                                                            : graph.insert(asked, {channels_last})});
     return;
   }
   std::vector<Value*> tensors;

@@ -34,6 +34,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <ATen/ops/full.h>
 #include <pybind11/stl.h>
@@ -63,10 +64,7 @@ int64_t dims_of_image(const Node* node) {
   return found == dims.end() ? 0 : found->second;
 }
 
-bool is_constant_bool(const Value* value, bool wanted) {
-  const auto constant = torch::jit::toIValue(value);
-  return constant && constant->isBool() && constant->toBool() == wanted;
-}
+bool is_constant_bool(const Value* value, bool wanted) { return known_bool(value) == wanted; }
 
 // Whether autocast casts the value where it is on CUDA, and nowhere else.
 bool is_cast_on_cuda(const Value* value) {

@@ -18,6 +18,7 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <ATen/core/stack.h>
 #include <ATen/ops/cat.h>
@@ -53,8 +54,8 @@ std::optional<Join> join_of(Node* node) {
       !is_left_as_made(node->input(0))) {
     return std::nullopt;
   }
-  const auto dim = torch::jit::toIValue(node->input(1));
-  return dim && dim->isInt() ? std::make_optional(Join{node, dim->toInt()}) : std::nullopt;
+  const auto dim = known_int(node->input(1));
+  return dim ? std::make_optional(Join{node, *dim}) : std::nullopt;
 }
 
 c10::Symbol recorded() {

@@ -16,6 +16,7 @@
 #include "torchscript/number_writes.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -38,11 +39,10 @@ bool is_number_for(const Value* value, const Value* part) {
     return false;
   }
   const auto kind = node->input(0)->type()->kind();
-  const auto with_gradient = torch::jit::toIValue(node->input(3));
   return (kind == c10::TypeKind::IntType || kind == c10::TypeKind::FloatType ||
           kind == c10::TypeKind::BoolType) &&
          asks(node->input(1), c10::prim::dtype, part) && asks(node->input(2), c10::prim::device, part) &&
-         with_gradient && with_gradient->isBool() && !with_gradient->toBool();
+         known_bool(node->input(3)) == false;
 }
 
 void fill(Node* write) {

@@ -4,6 +4,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -56,7 +57,7 @@ class OpenDtypesOf {
     } else if (maker->kind() == c10::prim::dtype) {
       ask_tensor(maker->input());
     } else {
-      const auto constant = torch::jit::constant_as<int64_t>(dtype);
+      const auto constant = known_int(dtype);
       found_.fractional &= constant && is_fractional(static_cast<at::ScalarType>(*constant));
     }
   }

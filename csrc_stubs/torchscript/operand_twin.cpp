@@ -18,6 +18,7 @@
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/stack.h>
@@ -260,10 +261,7 @@ Value* only_index(const Node* node) {
 
 // Whether the node is one that the backward knows all of.
 bool has_backward(const Node* node, Norm norm) {
-  const auto is_true = [](const Value* value) {
-    const auto constant = torch::jit::toIValue(value);
-    return constant && constant->isBool() && constant->toBool();
-  };
+  const auto is_true = [](const Value* value) { return known_bool(value) == true; };
   switch (norm) {
     case kGroupNorm:  // eager's derivative fails for a bias alone
       return is_given_or_absent(node->input(2)) &&
@@ -318,9 +316,7 @@ void write_norm(Node* node, c10::Symbol twin) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
-Norm given_norm(const Node* node) {
-  return static_cast<Norm>(torch::jit::toIValue(node->inputs().back())->toInt());
-}
+Norm given_norm(const Node* node) { return static_cast<Norm>(known_int(node->inputs().back()).value()); }
 
 // Has the node that the twin was written for take its place.
 void restore_norm(Node* node) {

@@ -4,6 +4,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/parts.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -46,25 +47,25 @@ std::vector<Node*> siblings_of(Node* node) {
   return found;
 }
 
+int64_t given_number(const Value* value) { return known_int(value).value(); }
+
 // Has the list that an op of that kind gives, taken apart, take the places of the parts.
 void restore_parts(Node* node, c10::Symbol kind, const std::vector<Value*>& operands) {
   const std::vector<Node*> parts = siblings_of(node);
   Graph& graph = *node->owningGraph();
   const torch::jit::WithInsertPoint before(node);
-  const auto count = torch::jit::toIValue(node->input(node->inputs().size() - 2))->toInt();
+  const auto count = given_number(node->input(node->inputs().size() - 2));
   Node* whole = graph.insertNode(graph.create(kind, operands, 1));
   whole->output()->setType(c10::ListType::ofTensors());
   Node* taker = graph.insertNode(graph.createListUnpack(whole->output(), count));
   whole->copyMetadata(node);
   taker->copyMetadata(node);
   for (Node* part : parts) {
-    Value* taken = taker->output(torch::jit::toIValue(part->inputs().back())->toInt());
+    Value* taken = taker->output(given_number(part->inputs().back()));
     taken->setType(part->output()->type());
     part->output()->replaceAllUsesWith(taken);
   }
 }
-
-int64_t given_number(const Value* value) { return torch::jit::toIValue(value)->toInt(); }
 
 // Has the op of a whole take the place of `node`, whose operands from `first` on are the numbers.
 void restore_whole(Node* node, Value* self, Value* given, size_t first) {
@@ -89,8 +90,8 @@ void restore_whole(Node* node, Value* self, Value* given, size_t first) {
 
 // Of a list of numbers, which a graph may also get from outside.
 Value* first_item(Graph& graph, Value* list) {
-  if (const auto known = torch::jit::toIValue(list)) {
-    return graph.insertConstant(known->toIntVector().at(0));
+  if (const auto known = known_ints(list); known && !known->empty()) {
+    return graph.insertConstant(known->front());
   }
   if (list->node()->kind() == c10::prim::ListConstruct) {
     return list->node()->input(0);
@@ -161,8 +162,8 @@ Value* negated_before(Node* node, Value* list) {
   static const auto kind = c10::Symbol::fromQualString("tsfuser::negated");
   const torch::jit::WithInsertPoint before(node);
   Graph& graph = *node->owningGraph();
-  if (const auto known = torch::jit::toIValue(list)) {
-    return graph.insertConstant(negated(known->toIntVector()));
+  if (const auto known = known_ints(list)) {
+    return graph.insertConstant(negated(*known));
   }
   Node* made = graph.insertNode(graph.create(kind, {list}, 1));
   made->copyMetadata(node);

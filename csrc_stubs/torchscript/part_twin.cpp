@@ -22,6 +22,7 @@
 #include "torchscript/parts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -123,8 +124,7 @@ How how_of(const Node* node) {
 // The dims that a roll shifts along, with kNoDim for those that are not there; none where that is unknown,
 // or where it shifts along too many, or along all as one.
 Sizes dims_of_roll(const Node* node) {
-  const auto known = torch::jit::toIValue(node->input(2));
-  Sizes dims = known ? known->toIntVector() : Sizes();
+  Sizes dims = known_ints(node->input(2)).value_or(Sizes());
   if (!dims.empty() && dims.size() <= kMostRolled) {
     dims.resize(kMostRolled, kNoDim);
     return dims;
@@ -134,9 +134,9 @@ Sizes dims_of_roll(const Node* node) {
 
 // Whether the op puts zeros around the elements, whatever its operands are.
 bool pads_with_zeros(const Node* node) {
-  const auto mode = torch::jit::toIValue(node->input(2)), fill = torch::jit::toIValue(node->input(3));
-  return mode && mode->isString() && mode->toStringRef() == "constant" && fill &&
-         (fill->isNone() || (fill->isDouble() && fill->toDouble() == 0.0));
+  const auto fill = torch::jit::toIValue(node->input(3));
+  return known_string(node->input(2)) == "constant" && fill &&
+         (fill->isNone() || known_double(node->input(3)) == 0.0);
 }
 
 // The operands of the twin, behind the tensor, of an op that gives no list; none where it has no twin.

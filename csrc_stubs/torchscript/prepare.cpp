@@ -16,8 +16,8 @@
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/weight_casts.h"
+#include "torchscript/constants.h"
 
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 namespace tsfuser {
@@ -31,8 +31,7 @@ using torch::jit::Node;
 void hand_through(Graph& graph, const Node*) {
   for (Node* node : all_nodes(graph)) {
     if (node->kind() == c10::aten::dropout) {
-      const auto rate = torch::jit::toIValue(node->input(1));
-      if (rate && rate->isDouble() && rate->toDouble() == 0) {
+      if (known_double(node->input(1)) == 0.0) {
         node->output()->replaceAllUsesWith(node->input(0));
       }
     }

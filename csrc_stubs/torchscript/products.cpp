@@ -13,6 +13,7 @@
 
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -30,15 +31,7 @@ bool is_call(const Node* node, c10::Symbol kind, size_t inputs) {
   return node->kind() == kind && node->inputs().size() == inputs && node->outputs().size() == 1;
 }
 
-bool is_true(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
-  return constant && constant->isBool() && constant->toBool();
-}
-
-std::optional<int64_t> constant_int(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
-  return constant && constant->isInt() ? std::make_optional(constant->toInt()) : std::nullopt;
-}
+bool is_true(const Value* value) { return known_bool(value) == true; }
 
 struct Product {
   Value* sizes;
@@ -70,8 +63,8 @@ std::optional<Product> product_of(const Node* loop) {
   }
   Value* first = const_cast<Value*>(index->input(1));
   const Node* count = loop->input(0)->node();
-  const auto from = constant_int(first);
-  if (!from || *from < 0 || !is_call(count, c10::aten::sub, 2) || constant_int(count->input(1)) != from ||
+  const auto from = known_int(first);
+  if (!from || *from < 0 || !is_call(count, c10::aten::sub, 2) || known_int(count->input(1)) != from ||
       !is_call(count->input(0)->node(), c10::aten::len, 1) || count->input(0)->node()->input() != sizes) {
     return std::nullopt;
   }

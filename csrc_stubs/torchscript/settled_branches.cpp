@@ -4,11 +4,11 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
@@ -74,7 +74,7 @@ std::vector<const torch::jit::Value*> conditions(Graph& graph) {
   return found;
 }
 
-size_t number_of(const Node* taken) { return torch::jit::toIValue(taken->input(1))->toInt(); }
+size_t number_of(const Node* taken) { return known_int(taken->input(1)).value(); }
 
 // Puts the nodes of one block in the place of the branch.
 void inline_block(Node* branch, Block* block) {

@@ -26,8 +26,8 @@
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
@@ -135,8 +135,7 @@ bool is_dropout_of_training(const Node* node) {
   if (node->kind() != c10::aten::dropout) {
     return false;
   }
-  const auto train = torch::jit::toIValue(node->input(2));
-  return !train || !train->isBool() || train->toBool();
+  return known_bool(node->input(2)).value_or(true);
 }
 
 // Whether the node may hand its first operand on, unknown to torch's alias analysis.

@@ -35,6 +35,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/constants.h"
 
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -118,18 +119,19 @@ CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
     return {};
   }
   if (is_of_program(node)) {
-    const int64_t dtype = torch::jit::constant_as<int64_t>(node->input(1)).value_or(-1);
+    const int64_t dtype = known_int(node->input(1)).value_or(-1);
     const bool narrow =
         dtype == static_cast<int64_t>(at::kHalf) || dtype == static_cast<int64_t>(at::kBFloat16);
     return narrow ? CastNumbers{true, true, dtype, dtype, true} : CastNumbers{};
   }
   CastNumbers numbers;
   for (size_t i = 1; i < node->inputs().size(); ++i) {
-    const auto constant = torch::jit::toIValue(node->input(i));
-    if (!constant || !constant->isScalar()) {
+    const auto flag = known_bool(node->input(i));
+    const auto number = flag ? std::optional<int64_t>(*flag) : known_int(node->input(i));
+    if (!number) {
       return {};
     }
-    numbers.push_back(constant->isBool() ? constant->toBool() : constant->toInt());
+    numbers.push_back(*number);
   }
   numbers.push_back(false);
   return numbers;

@@ -15,13 +15,13 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
+#include "torchscript/constants.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/pad.h>
 #include <ATen/ops/slice.h>
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
@@ -58,10 +58,7 @@ void run_pad(Stack& stack) {
   torch::jit::push(stack, is_idle(self, amounts) ? self : at::pad(self, amounts, mode, value));
 }
 
-bool is_constant_mode(const Value* mode) {
-  const auto known = torch::jit::toIValue(mode);
-  return known && known->isString() && known->toStringRef() == "constant";
-}
+bool is_constant_mode(const Value* mode) { return known_string(mode) == "constant"; }
 
 // Whether the value is a tensor of its own, to which nothing writes.
 bool is_own_and_kept(const Value* value) {

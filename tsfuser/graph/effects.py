@@ -26,6 +26,8 @@ from .wrapper import (
     all_nodes,
     blocks,
     constant_of,
+    graph_inputs,
+    ids,
     inputs,
     is_constant,
     is_tensor,
@@ -175,6 +177,17 @@ def may_return_operand(node: Node) -> bool:
     return node.kind() in SECRET_VIEWS or (found is not None and found.aliases)
 
 
+def _analysed(graph: Graph, nodes: list[Node]) -> set[int]:
+    """The values of the graph: its inputs, and those of `nodes`, which are all of its nodes, and of their
+    blocks."""
+    values = list(graph_inputs(graph))
+    for node in nodes:
+        values += outputs(node)
+        for block in blocks(node):
+            values += block.inputs()
+    return set(ids(values))
+
+
 def _with_items(value: Value) -> list[Value]:
     """The value and, of a list, what is put into it and what is taken from it."""
     put = inputs(value.node()) if value.node().kind() == "prim::ListConstruct" else []
@@ -195,6 +208,8 @@ class Effects:
         self._pure = found <= {PURE}  # and stays so: passes make pure nodes only
         self._aliases = graph.alias_db() if writes else None
         self._written: dict[int, bool] = {}
+        #: The values that alias analysis knows; it raises for others, or says that nothing writes to them.
+        self._analysed = _analysed(graph, nodes) if writes else set()
         #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong
         #: about the graph.
         self.misled = False
@@ -208,13 +223,16 @@ class Effects:
 
     def is_written(self, value: Value) -> bool:
         """Whether anything in the graph may write to memory that the value may share; where alias analysis
-        is misled, this may be so for any value."""
+        is misled, this may be so for any value, and so it may for a value that was made after the analysis
+        if nobody has said how it is (`learn`)."""
         if not self.writes:
             return False
         if self.misled:
             return True
         key = value.unique()
         if key not in self._written:
+            if key not in self._analysed:
+                return True
             # Alias analysis answers for the list itself, to which nobody appends, not for its elements.
             elements = inputs(value.node()) if value.node().kind() == "prim::ListConstruct" else []
             self._written[key] = (
@@ -227,7 +245,9 @@ class Effects:
     def is_changed(self, value: Value) -> bool:
         """Whether anything in the graph may change which items the list `value` has. What writes to items
         that are tensors does not."""
-        return self.writes and (self.misled or self._aliases.has_writers(value))
+        if not self.writes:
+            return False
+        return self.misled or value.unique() not in self._analysed or self._aliases.has_writers(value)
 
     def learn(self, values: list[Value], written: bool) -> None:
         """Says whether values are written that were made after the analysis."""

@@ -43,7 +43,10 @@ def move_chunks(graph: Graph) -> Graph:
             while waiting:
                 chunk = waiting.pop()
                 if _may_move(chunk, block, effects, Knowledge()):
-                    waiting += _move(graph, chunk)
+                    made = _move(graph, chunk)
+                    waiting += made
+                    for node in made:
+                        effects.learn([*inputs(node), *outputs(node)], written=False)
     return graph
 
 

@@ -102,21 +102,23 @@ def _adds_row(product: Node) -> bool:
     return len(dtypes) == 1 and facts(operands[0].type()).rank == 1
 
 
-def apply_gelu(graph: Graph, product: Node, result: Value, checked: bool) -> Node:
-    """Has the product, which adds its bias, apply gelu, and returns what does both; `checked`: only in calls
-    with the dtype of this one. `result` is what gelu gives, in the graph. What computed it is left as dead
-    code."""
+def apply_gelu(graph: Graph, product: Node, result: Value, checked: bool) -> tuple[Node, list[Value]]:
+    """Has the product, which adds its bias, apply gelu, and returns what does both, and the values that are
+    read now; `checked`: only in calls with the dtype of this one. `result` is what gelu gives, in the graph.
+    What computed it is left as dead code."""
     both = _made(graph, product)
     made, instead = (both, both) if not checked else _in_calls_that_fit(graph, both, product, result)
+    read = [made, instead]
     for reshape in _reshapes(result, product.output()):
         copy = insert(graph, result.node(), reshape.kind(), [made, *inputs(reshape)[1:]])
         copy.output().setType(reshape.output().type().with_dtype(product.output().type().dtype()))
         made = copy.output()
+        read.append(made)
     result.replaceAllUsesWith(made)
     for use in list(product.output().uses()):
         if use.user.kind() in _QUESTIONS:
             use.user.replaceInput(use.offset, instead)
-    return both.node()
+    return both.node(), read
 
 
 def is_checked(node: Node) -> bool:

@@ -6,7 +6,7 @@ blocks of Ifs and Loops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .. import options
@@ -31,7 +31,6 @@ from ..graph.wrapper import (
     is_tensor_list,
     nodes_in,
     nodes_of,
-    nodes_with_blocks,
     operands,
     outputs,
     use_count,
@@ -40,7 +39,7 @@ from ..graph.wrapper import (
 from ..ops import unsupported
 from .cluster import Item, absorb, arrange, clusters
 from .outline import outline, reorder
-from .support import Refusals, Verdict, examine
+from .support import Refusals, Verdict, examine, separate_blocks
 from .unfused_reasons import NOT_RUN, left_over
 from .views import DTYPE, METADATA, reshape_refusal, sizes_follow, views_of
 
@@ -61,7 +60,7 @@ def make_groups(
     knowledge = Knowledge()
     made: list[Group] = []
     # Inner blocks first: the alias analysis knows no node that is made later.
-    for block in reversed(list(_separate_blocks(graph, knowledge))):
+    for block in reversed(list(separate_blocks(graph, knowledge))):
         made += reversed(_Block(block, effects, knowledge, refusals).outline(graph, lone_reductions))
         if block is not graph and not _ran(block):
             for node in nodes_in(block):
@@ -76,17 +75,6 @@ def _ran(block: Block) -> bool:
     values = [*block.outputs(), *(v for node in nodes_in(block) for v in outputs(node))]
     tensors = [v for v in values if is_tensor(v)]
     return not tensors or any(v.type().strides() is not None for v in tensors)
-
-
-def _separate_blocks(graph: Graph, knowledge: Knowledge) -> Iterator[Graph | Block]:
-    """The blocks that have groups of their own: not those of an If or Loop that can be part of a group."""
-    waiting: list[Graph | Block] = [graph]
-    while waiting:
-        block = waiting.pop()
-        yield block
-        for node in nodes_with_blocks(block):
-            if node.kind() not in CONTROL or examine(node, knowledge).reason is not None:
-                waiting += blocks(node)
 
 
 class _Block:

@@ -37,7 +37,17 @@ from ..graph.layout_hints import drop_layout_hints
 from ..graph.matmul_operands import drop_copies
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
-from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, all_nodes_of, facts, graph_inputs, is_tensor
+from ..graph.wrapper import (
+    CONSTANT,
+    GROUP,
+    Graph,
+    Value,
+    all_nodes_of,
+    facts,
+    graph_inputs,
+    is_tensor,
+    outputs,
+)
 from ..planning import batched, stored_trials
 from . import gelu_products, lone_biases, sizes
 from .chunks import move_chunks
@@ -113,7 +123,8 @@ def give_back(work: Work, group: Group, reason: str) -> None:
     for node in group.node.g("Subgraph").nodes():
         if node.kind() != CONSTANT:
             work.refusals.add(node, reason)
-    inline(work.graph, group.node)
+    made = inline(work.graph, group.node)
+    work.effects.learn([v for node in made for v in outputs(node)], group.written)
 
 
 def _end_products(work: Work) -> None:
@@ -157,7 +168,9 @@ def _apply_gelus(work: Work) -> bool:
             result = read.user.inputsAt(read.offset)
         if product.kind() == lone_biases.PRODUCT:
             product = lone_biases.add_in_product(work.graph, product).node()
-        made = gelu_products.apply_gelu(work.graph, product, result, checked=work.profiled)
+            work.effects.learn(outputs(product), written=False)
+        made, instead = gelu_products.apply_gelu(work.graph, product, result, checked=work.profiled)
+        work.effects.learn(instead, written=False)
         work.refusals.add(made, gelu_products.REASON)
         changed = True
     return changed

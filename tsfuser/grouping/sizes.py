@@ -101,6 +101,7 @@ class Queries:
     def _insert(self, tensor: Value) -> Node:
         node = self.graph.create(SIZE, [tensor], 1)
         node.output().setType(_INTS)
+        self.effects.learn([node.output()], written=False)
         return node
 
 

@@ -7,6 +7,7 @@ table".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .. import log, options
@@ -16,6 +17,8 @@ from ..graph.rows import Knowledge, arguments, row_of
 from ..graph.wrapper import (
     CONSTANT,
     LIST,
+    Block,
+    Graph,
     Node,
     Schema,
     Value,
@@ -26,6 +29,7 @@ from ..graph.wrapper import (
     is_tensor,
     is_tensor_list,
     nodes_in,
+    nodes_with_blocks,
     operands,
     outputs,
     schema,
@@ -178,6 +182,17 @@ def _asks_for_rank(node: Node) -> bool:
         and test.inputsAt(0).node().kind() == "aten::dim"
         and test.inputsAt(1).node().kind() == CONSTANT
     )
+
+
+def separate_blocks(graph: Graph, knowledge: Knowledge) -> Iterator[Graph | Block]:
+    """The blocks that have groups of their own: not those of an If or Loop that can be part of a group."""
+    waiting: list[Graph | Block] = [graph]
+    while waiting:
+        block = waiting.pop()
+        yield block
+        for node in nodes_with_blocks(block):
+            if node.kind() not in CONTROL or examine(node, knowledge).reason is not None:
+                waiting += blocks(node)
 
 
 def _unplanned(node: Node, knowledge: Knowledge, computes: bool) -> str | None:

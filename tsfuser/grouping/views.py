@@ -27,7 +27,7 @@ from ..graph.wrapper import (
     outputs,
 )
 from .size_rules import sized_by
-from .support import examine
+from .support import examine, separate_blocks
 
 #: Readers for each of which a view is split; with more it stays outside.
 MAX_READERS = 8
@@ -117,17 +117,21 @@ class Split:
 
 def split_views(graph: Graph) -> Split:
     """Gives each fusible reader of a view a copy of its own, where nothing is written. So it does with
-    `prim::dtype(x)`, where x is fusible."""
+    `prim::dtype(x)`, where x is fusible. A branch or a loop has copies only if it can be in a group: any
+    other one would run once a copy, with what it draws, prints or raises."""
     split, knowledge, effects, follow = Split(), Knowledge(), None, {}
-    for block in all_blocks(graph):
+    for block in list(separate_blocks(graph, knowledge)):
         nodes = nodes_in(block)
         for node in nodes:
             if node.kind() == DTYPE and examine(node.inputsAt(0).node(), knowledge).reason is None:
                 _split(graph, block, node, knowledge, follow, split)
         for i in sorted(views_of(nodes), reverse=True):
+            if nodes[i].kind() in CONTROL and examine(nodes[i], knowledge).reason is not None:
+                continue
             effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):
-                _split(graph, block, nodes[i], knowledge, follow, split)
+                copies = _split(graph, block, nodes[i], knowledge, follow, split)
+                effects.learn(copies, written=False)
     return split
 
 
@@ -138,22 +142,26 @@ def _split(
     knowledge: Knowledge,
     follow: dict[int, bool],
     split: Split,
-) -> None:
+) -> list[Value]:
+    """Does it for one node; returns the copies."""
     uses = node.output().uses()
     here = {v.unique() for n in nodes_in(block) for v in outputs(n)} if len(uses) > 1 else set()
     local = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here]
     fusible = [u for u in local if examine(u.user, knowledge).reason is None]
     if len(uses) < 2 or not fusible or len(fusible) > MAX_READERS:
-        return
+        return []
     own = node.output().unique()
     outside = len(uses) - len(fusible)
     if outside and sizes_follow(node.output(), knowledge, follow):
         outside -= sum(use.user.kind() in METADATA for use in uses)
+    copies = []
     for use in fusible if outside else fusible[1:]:
         copy = graph.createClone(node, lambda v: v)
         copy.insertAfter(node)
         use.user.replaceInput(use.offset, copy.output())
         split.family[copy.output().unique()] = split.family.setdefault(own, own)
+        copies.append(copy.output())
+    return copies
 
 
 def merge_views(graph: Graph, split: Split) -> None:
