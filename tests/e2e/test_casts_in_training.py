@@ -1,5 +1,5 @@
-"""`to` and its relatives in scripted training, in every form that TorchScript has: eager's results, dtypes and
-gradients, whatever is cast, and to what."""
+"""`to` and its relatives in scripted training, in every form that TorchScript has: eager's results, dtypes
+and gradients, whatever is cast, and to what."""
 
 import warnings
 
