@@ -12,7 +12,13 @@ from setuptools import setup
 
 OLDEST_TORCH = (2, 11)
 SOURCES = Path("csrc_stubs")
-UNITS = Path("build/units")
+#: torch's headers that most files include: most of the time of a file goes into them, so they are read once
+PRECOMPILED = """\
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/operator.h>
+"""
 
 
 def stop(found: str) -> None:
@@ -23,21 +29,6 @@ def stop(found: str) -> None:
     )
 
 
-def units() -> list[str]:
-    """One translation unit a folder of sources: most of the time of a file goes into torch's headers, which a
-    unit reads once. A unit that has not changed keeps its time, and is not built again."""
-    UNITS.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for folder in sorted(path for path in SOURCES.iterdir() if path.is_dir()):
-        files = sorted(folder.glob("*.cpp"))
-        text = "".join(f'#include "{file.relative_to(SOURCES).as_posix()}"\n' for file in files)
-        path = UNITS / f"{folder.name}.cpp"
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-        paths.append(path.as_posix())
-    return paths
-
-
 def cpp_runtime() -> list[str]:
     """Link arguments for the C++ standard library that torch, which is imported, runs with. Some compilers
     link their own into the extension; with two in a process, an error that one raises ends it."""
@@ -45,6 +36,31 @@ def cpp_runtime() -> list[str]:
     text = maps.read_text() if maps.exists() else ""
     [found] = re.findall(r"(/\S.*/libstdc\+\+\.so\S*)$", text, re.M)[:1] or [""]
     return ["-Wl,--push-state,--no-as-needed", found, "-Wl,--pop-state"] if found else []
+
+
+def precompile(build, extension) -> Path:
+    """The header `PRECOMPILED`, compiled with the flags of the extension's files beside it, where the compiler
+    looks for it. A compiler that cannot use it reads the text instead."""
+    folder = Path(build.build_temp).resolve() / "precompiled"
+    folder.mkdir(parents=True, exist_ok=True)
+    header, source = folder / "torch_headers.h", folder / "torch_headers.cpp"
+    for path in (header, source):
+        if not path.exists() or path.read_text() != PRECOMPILED:
+            path.write_text(PRECOMPILED)
+    [compiled] = build.compiler.compile(
+        [str(source)],
+        output_dir=str(folder),
+        macros=extension.define_macros,
+        include_dirs=extension.include_dirs,
+        debug=build.debug,
+        extra_preargs=["-x", "c++-header"],
+        extra_postargs=extension.extra_compile_args,
+    )
+    link = header.with_suffix(".h.gch")  # clang looks for this name, too
+    if not link.is_symlink() or link.resolve() != Path(compiled).resolve():
+        link.unlink(missing_ok=True)
+        link.symlink_to(compiled)
+    return header
 
 
 def extension_build() -> dict:
@@ -57,11 +73,19 @@ def extension_build() -> dict:
         stop(f"torch {torch.__version__} is too old")
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
+    class Build(BuildExtension):
+        """Compiles each file by itself, and only those that an edit has touched, with a precompiled header."""
+
+        def build_extension(self, extension):
+            header = precompile(self, extension)
+            extension.extra_compile_args = ["-include", str(header), *extension.extra_compile_args]
+            super().build_extension(extension)
+
     # -fopenmp when compiling makes at::parallel_for parallel; not when linking, so that torch's own OpenMP
     # serves it.
     extension = CppExtension(
         "tsfuser._C",
-        units(),
+        sorted(path.as_posix() for path in SOURCES.glob("*/*.cpp")),
         include_dirs=[str(SOURCES.resolve())],
         extra_compile_args=["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", "-Wall"],
         extra_link_args=cpp_runtime(),
@@ -69,7 +93,7 @@ def extension_build() -> dict:
     )
     return {
         "ext_modules": [extension],
-        "cmdclass": {"build_ext": BuildExtension.with_options(no_python_abi_suffix=False)},
+        "cmdclass": {"build_ext": Build.with_options(no_python_abi_suffix=False)},
     }
 
 

@@ -4,6 +4,7 @@
 #include "group/group.h"
 
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/operator.h>

@@ -14,6 +14,7 @@
 #include "torchscript/room_products.h"
 #include "call/room.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/matmul.h>

@@ -3,6 +3,7 @@
 
 #include "torchscript/twin_rows.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 
 #include <torch/csrc/jit/ir/constants.h>

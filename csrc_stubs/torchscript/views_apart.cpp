@@ -24,6 +24,7 @@
 // differentiated.
 
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
 #include "torchscript/constants.h"
