@@ -39,8 +39,8 @@ def cpp_runtime() -> list[str]:
 
 
 def precompile(build, extension) -> Path:
-    """The header `PRECOMPILED`. Its compiled form, made with the flags of the extension's files, stands beside
-    it, where the compiler looks for it; a compiler that cannot use that form reads the text."""
+    """The header `PRECOMPILED`. Its compiled form, made with the flags of the extension's files, stands
+    beside it, where the compiler looks for it. A compiler that cannot use it reads the text."""
     folder = Path(build.build_temp).resolve() / "precompiled"
     folder.mkdir(parents=True, exist_ok=True)
     header, source = folder / "torch_headers.h", folder / "torch_headers.cpp"
@@ -74,7 +74,7 @@ def extension_build() -> dict:
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
     class Build(BuildExtension):
-        """Compiles each file by itself, with a precompiled header, and only the files that an edit touched."""
+        """Compiles each file by itself, with a precompiled header, and only those that an edit touched."""
 
         def build_extension(self, extension):
             header = precompile(self, extension)
