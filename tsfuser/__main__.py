@@ -6,7 +6,8 @@ function or module, or one of `torch.compile(..., backend="tsfuser")`, that it c
 arguments of that call; `--html FILE` writes a page as well. Words behind `--` are the script's. Example:
 `python -m tsfuser explain train.py forward --html forward.html -- --epochs 1`.
 
-config. Out: one line of words, which a shell splits at spaces, as in `c++ main.cpp $(...)`. Example:
+config. Out: one line of words between spaces, none of which has anything to quote, so that a shell, as in
+`c++ main.cpp $(...)`, and any build tool split it alike. Example:
 `python -m tsfuser config --cflags --libs`."""
 
 from __future__ import annotations
@@ -47,14 +48,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _config(cflags: bool, libs: bool, cmake: bool) -> int:
-    words = [*config.cflags()] if cflags else []
-    words += config.libs() if libs else []
+    try:
+        words = config.cflags() if cflags else []
+        words += config.libs() if libs else []
+    except ValueError as error:
+        print(f"config: {error}", file=sys.stderr)
+        return 1
     words += [str(config.FOLDER)] if cmake else []
     if not words:
         print("config wants --cflags, --libs or --cmake", file=sys.stderr)
-    else:
-        print(" ".join(words))
-    return 0 if words else 2
+        return 2
+    print(" ".join(words))
+    return 0
 
 
 def _explain(script: Path, given: list[str], wanted: str | None, html: Path | None) -> int:

@@ -3,6 +3,7 @@ the example's own script; and a small one, built with the printed flags (libtorc
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -15,7 +16,7 @@ import torch
 from kit import prefork, quick
 from kit.support import ROOT
 from tsfuser.__main__ import main
-from tsfuser.frontends.libtorch import embedded
+from tsfuser.frontends.libtorch import config, embedded
 
 CHECKS = Path(__file__).parent / "libtorch"
 VERSION = torch.__version__.partition("+")[0]
@@ -168,6 +169,37 @@ def test_a_static_python_is_an_error(monkeypatch, tmp_path):
         embedded.libpython()
     (tmp_path / "libpython3.11.so.1.0").write_bytes(b"")
     assert embedded.libpython() == str((tmp_path / "libpython3.11.so.1.0").resolve())
+
+
+def printed(capsys, *kinds):
+    assert main(["config", *kinds]) == 0
+    return capsys.readouterr().out
+
+
+def test_shells_and_build_tools_split_the_flags_alike(capsys, tmp_path):
+    """At spaces. Each tool has rules of its own for quotes and backslashes."""
+    text = printed(capsys, "--cflags", "--libs")
+    words = text.split()
+    ways = {"shlex": shlex.split(text), "sh": lines_of(["sh", "-c", f"printf '%s\\n' {text}"])}
+    ways["xargs"] = lines_of(["xargs", "-n1", "printf", "%s\\n"], input=text)
+    if shutil.which("make"):
+        flags = f"FLAGS := $(shell cat {tmp_path}/flags)\nall:\n\t@printf '%s\\n' $(FLAGS)\n"
+        (tmp_path / "Makefile").write_text(flags)
+        (tmp_path / "flags").write_text(text)
+        ways["make"] = lines_of(["make", "-s", "-C", tmp_path])
+    assert ways == dict.fromkeys(ways, words)
+
+
+def lines_of(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **options)
+    return done.stdout.splitlines()
+
+
+def test_a_path_with_a_space_is_an_error(capsys, monkeypatch):
+    monkeypatch.setattr(config, "FOLDER", Path("/my packages/tsfuser"))
+    for kind in ("--cflags", "--libs"):
+        assert main(["config", kind]) == 1
+        assert "my packages" in capsys.readouterr().err
 
 
 def test_config_wants_to_know_what(capsys):

@@ -201,7 +201,8 @@ void errors(const char* path, int count, char** pythons) {
 
 void own(const char* path, const char* library) {
   check(dlopen(library, RTLD_NOW | RTLD_GLOBAL), "the library loads");
-  const std::wstring interpreter(TSFUSER_PYTHON, TSFUSER_PYTHON + std::strlen(TSFUSER_PYTHON));
+  const std::string path_of_python = tsfuser::Options().python;
+  const std::wstring interpreter(path_of_python.begin(), path_of_python.end());
   python<void(const wchar_t*)>("Py_SetProgramName")(interpreter.c_str());
   python<void(int)>("Py_InitializeEx")(0);
   tsfuser::start();  // with Python's lock held

@@ -18,6 +18,7 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -212,6 +213,15 @@ void leave() {
 }
 
 }  // namespace
+
+std::string detail::python_of_the_build() {
+#ifdef TSFUSER_PYTHON_PATH
+  const unsigned char path[] = {TSFUSER_PYTHON_PATH};  // its characters as numbers, between commas
+  return {std::begin(path), std::end(path)};
+#else
+  return "python3";
+#endif
+}
 
 void detail::start(const Options& options, const char* compiled_with) {
   const Turn turn;

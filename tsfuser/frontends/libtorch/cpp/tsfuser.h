@@ -19,10 +19,6 @@
 #include <stdexcept>
 #include <string>
 
-#ifndef TSFUSER_PYTHON
-#define TSFUSER_PYTHON "python3"
-#endif
-
 namespace tsfuser {
 
 // Something is missing, or of another version; what() is a sentence that says what, and what to do. Modules
@@ -32,9 +28,13 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+namespace detail {
+std::string python_of_the_build();  // "python3" where tsfuser.cpp was compiled without the printed flags
+}
+
 struct Options {
   // The interpreter of the environment that has torch and tsfuser: a path, or a name in PATH.
-  std::string python = TSFUSER_PYTHON;
+  std::string python = detail::python_of_the_build();
   // tsfuser's environment variables, as docs/options.md lists them: {{"TSFUSER_CACHE_DIR", "/var/cache"}}.
   // They are set in the environment of the process, so call start() before other threads read that.
   std::map<std::string, std::string> variables;
