@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .child import Child
 from .compiled_cases import CASES, PACKAGES
-from .report import Result
+from .report import OUT_OF_TIME, Result
 from .thunder_cases import CASES as OF_THUNDER
 from .thunder_cases import EXECUTORS
 from .timing import CUDA
@@ -43,9 +43,11 @@ def measure(names, peers, large, deadline):
                 waiting = _started(root, orders[k + 1])
             if left > 2:
                 _do({**order, "seconds": min(MOST, left)}, child, result)
+                if left < MOST and time.monotonic() > deadline:
+                    _say_out_of_time(result.cells[order["peer"]])
             else:
                 child.end()
-                result.cells[order["peer"]].setdefault("error", "not measured: the time budget is used up")
+                result.cells[order["peer"]].setdefault("error", OUT_OF_TIME)
             if k + 1 == len(orders) or orders[k + 1]["model"] != order["model"]:
                 for cell in result.cells.values():
                     for column in [column for column in _ORDER if column in cell]:
@@ -103,6 +105,12 @@ def _do(order, child, result):
             cell.setdefault("error", found["error"])
     if (done := cell.pop("shapes", None)) not in (None, 20):
         result.facts[f"{order['peer']}, shapes"] = f"{done} of 20"
+
+
+def _say_out_of_time(cell):
+    """In the place of what a process that the budget has ended says."""
+    if cell.get("error", "").startswith("not all was measured"):
+        cell["error"] = OUT_OF_TIME
 
 
 #: What is compared with torch.compile's: column -> whether less is better

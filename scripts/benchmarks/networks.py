@@ -26,7 +26,7 @@ from kit.models import EncoderLayer
 from .child import Child
 from .compiled_cases import photos, short_gpt2, short_llama, tokens
 from .peers import PEERS
-from .report import Result
+from .report import OUT_OF_TIME, Result
 from .timing import CUDA
 
 COMPARED = ("eager", "nnc", "compile", "tsfuser")
@@ -166,7 +166,7 @@ def _measured(orders, children, deadline):
             for column in [column for column in _ORDER if column in cell]:
                 cell[column] = cell.pop(column)
             if "its" not in cell:
-                cell.setdefault("error", "not measured: the time budget is used up")
+                cell.setdefault("error", OUT_OF_TIME)
         yield result
 
 

@@ -17,6 +17,9 @@ _WIDTH, _LINE, _NAMES = 13, 120, 29
 
 _PEERS = {**PEERS, **THUNDER}
 
+#: The error of what was not measured because `--budget` was used up: nothing has failed.
+OUT_OF_TIME = "not measured: the time budget is used up"
+
 
 @dataclass
 class Result:
@@ -103,6 +106,16 @@ def summary(results):
         line = f"{result.name:<23}{result.measure:>12}" + "".join(shown(value, 12) for value in values)
         lines.append(f"{line}  {_PEERS[best].title}")
     return "\n".join(lines)
+
+
+def not_measured(name, peers):
+    """The Result of a case that no time is left for."""
+    return Result(name, name, "its", cells={peer: {"error": OUT_OF_TIME} for peer in peers})
+
+
+def has_failed(results, peer):
+    """Whether a result of a peer is wrong, or could not be measured though there was time."""
+    return any(result.cells.get(peer, {}).get("error", OUT_OF_TIME) != OUT_OF_TIME for result in results)
 
 
 def errors(results):

@@ -19,7 +19,7 @@ import tsfuser
 from . import accuracy
 from .blocks import BLOCKS, SHAPE
 from .peers import PEERS
-from .report import Result
+from .report import OUT_OF_TIME, Result
 from .timing import CUDA, DEVICE, kernels, seconds, steps_per_second
 
 SHAPES = 20
@@ -59,7 +59,7 @@ def step_of(run, tensors, gradient):
 def attempt(cell, settings, measure):
     """`cell` gets what `measure()` returns, or the error."""
     if time.monotonic() > settings.deadline:
-        cell["error"] = "not measured: the time budget is used up"
+        cell["error"] = OUT_OF_TIME
         return
     try:
         cell.update(measure())

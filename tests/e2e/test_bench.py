@@ -3,6 +3,9 @@
 import io
 import json
 import os
+import re
+import shutil
+import subprocess
 import sys
 import time
 
@@ -21,6 +24,7 @@ from benchmarks import (
     compiled,
     compiled_cases,
     compiled_child,
+    first_step,
     floor,
     networks,
     networks_child,
@@ -117,10 +121,43 @@ def test_a_nan_is_wrong_and_an_error_as_eagers_is_not():
 
 def test_a_budget_that_is_used_up_measures_nothing_more(tmp_path):
     path = tmp_path / "bench.json"
-    done = run("bench", "--quick", "--only", "gelu", "--peers", "eager", "--budget", "1e-9", "--json", path)
-    assert done.returncode == 0, done.stderr
-    [result] = json.loads(path.read_text())["results"]
-    assert "budget" in result["peers"]["eager"]["error"] and "its" not in result["peers"]["eager"]
+    only = "gelu,layer_norm_shapes,start,pointwise,host,steps,graph"
+    peers = "eager,tsfuser"
+    done = run("bench", "--quick", "--only", only, "--peers", peers, "--budget", "1e-9", "--json", path)
+    assert done.returncode == 0, done.stderr  # what is not measured has not failed
+    results = json.loads(path.read_text())["results"]
+    assert [result["name"] for result in results] == only.split(",")
+    for result in results:
+        assert result["peers"] == dict.fromkeys(peers.split(","), {"error": report.OUT_OF_TIME})
+    assert "start, tsfuser: not measured: the time budget is used up" in done.stdout
+
+
+def test_a_result_that_is_wrong_has_failed_whatever_else_had_no_time():
+    cells = {"tsfuser": {"error": "ArithmeticError: wrong result"}, "eager": {"error": report.OUT_OF_TIME}}
+    results = [report.not_measured("gelu", ["tsfuser"]), report.Result("softmax", "", "its", cells=cells)]
+    assert report.has_failed(results, "tsfuser")
+    assert not report.has_failed(results, "eager") and not report.has_failed(results[:1], "tsfuser")
+
+
+def test_a_first_step_that_is_ended_by_the_budget_is_not_measured():
+    result = first_step.measure((2, 8, 64), deadline=time.monotonic() + 0.01)
+    assert result.cells == {"tsfuser": {"error": report.OUT_OF_TIME}}
+
+
+@pytest.mark.parametrize("of_bench, status, said", [(0, 0, "passed"), (124, 0, "stopped"), (1, 1, "FAILED")])
+def test_gpu_check_passes_where_the_benchmark_had_no_time(of_bench, status, said, tmp_path):
+    """124 is what `timeout` says. The machine is made up."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    shutil.copy(ROOT / "scripts" / "gpu_check", scripts)
+    (scripts / "environment").write_text(f"cd {tmp_path}\npython={tmp_path}/python\nsay() {{ echo $*; }}\n")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncase $1 in scripts/bench) exit {of_bench} ;; esac\n")
+    python.chmod(0o755)
+    done = subprocess.run([scripts / "gpu_check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert re.search(rf"^benchmark +{said} +\d+$", done.stdout, re.M)
+    assert ("not measured: the benchmark" in done.stdout) == (said == "stopped")
 
 
 def test_unknown_names_are_refused():
