@@ -41,11 +41,11 @@ __all__ = [
     "reset", "stats", "thunder_executor",
 ]  # fmt: skip
 
-_ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
+_ops = {row.name for row in table.all_rows()}
 _others = {*matmul_operands.GRADIENTS, "aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"}
 _C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS) | _others))
 _C.set_op_facts(
-    in_place=functionalize.early_kinds(),
+    in_place=list(functionalize.EARLY),
     fresh=sorted(functionalize.fresh_kinds()),
     computed=sorted(_ops & functionalize.fresh_kinds()),
     handed_on=sorted(_ops - functionalize.fresh_kinds()),
@@ -71,12 +71,24 @@ _C.set_caller(caller.called_modules)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)
 _C.set_differentiable(differentiable.rewrite)
-_C.set_fallback_enabled(options.fallback_enabled())
-_C.settle_branches(not options.disabled("settled_branches"))
+_C.set_first_graph(options.first_graph)
+
+
+@options.when_read
+def _obey_options() -> None:
+    """Tells the extension what the options ask for that are read when the first graph comes."""
+    asked = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
+    _C.leave_to_torch(kinds=sorted(_ops - asked), in_place=sorted(functionalize.only_in_place()))
+    if not options.fallback_enabled():
+        _C.set_fallback_enabled(False)
+    if options.disabled("settled_branches"):
+        _C.settle_branches(False)
+    if options.dump("dump_eff_bandwidth"):
+        bandwidth.start()
+
+
 knobs.install()
 door.open_door()
-if options.dump("dump_eff_bandwidth"):
-    bandwidth.start()
 if log.enabled("kernel_cache", log.DEBUG):
     runs.start()
 

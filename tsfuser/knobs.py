@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import _C, options
+from . import _C, option_parsers, options
 from .debug import observe
 from .ops import table
 from .planning.compile import expect_cuda
@@ -113,7 +113,7 @@ def set_skip_node_kind(kind: str, flip: bool) -> bool:
     names = {row.name for row in table.all_rows()}
     known = "::" in kind and torch._C._jit_get_schemas_for_operator(kind)
     if kind not in names and not known:
-        like = options.did_you_mean(kind, sorted(names)) or "; a kind of node is like aten::add"
+        like = option_parsers.did_you_mean(kind, sorted(names)) or "; a kind of node is like aten::add"
         raise ValueError(f"no op is called {kind!r}{like}")
     with _lock:
         skipped = kind in _state.skip_kinds

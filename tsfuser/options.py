@@ -1,25 +1,25 @@
 """Every option, in one table; and the state of the live knobs.
 
-In: environment variables, read once when this module is imported. Out: `get(name)` and the short questions
-below it, for all layers. Example: with `PYTORCH_NVFUSER_DUMP=cuda_kernel` set, `options.dump("cuda_kernel")`
-is True.
+In: environment variables, each read once: nvFuser's when the first graph comes, as nvFuser did, the others
+when this module is imported. Out: `get(name)` and the short questions below it, for all layers. Example: with
+`PYTORCH_NVFUSER_DUMP=cuda_kernel` set, `options.dump("cuda_kernel")` is True.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import importlib.util
 import os
-import re
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import option_parsers as parsers
 from .errors import TsfuserWarning
+from .option_parsers import OptionError
 
 
 def _inert(names: str) -> dict[str, str]:
@@ -87,107 +87,6 @@ ACTING = {
 }
 
 
-#: The logs that tsfuser writes; other names are files of torch's own.
-LOGS = ("graph_fuser", "partition", "parser", "manager", "kernel_cache")
-
-
-class OptionError(ValueError):
-    """An environment variable holds something unknown; the message lists what is known."""
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: `"; did you mean 'cuda_kernel'?"`, or "" where nothing is
-    like it. A name without its namespace is like the full one."""
-    names = {name.lower(): name for name in known}
-    names |= {name.rpartition("::")[2]: full for name, full in names.items()}
-    close = difflib.get_close_matches(word.lower(), names, 1)
-    return f"; did you mean {names[close[0]]!r}?" if close else ""
-
-
-def _words(known: Mapping[str, str]) -> Callable[[str], dict[str, str]]:
-    """A parser of comma-separated names with optional arguments: `"a,b(1)"` -> `{"a": "", "b": "1"}`."""
-
-    def parse(text: str) -> dict[str, str]:
-        chosen: dict[str, str] = {}
-        for item in filter(None, (part.strip() for part in re.split(r",(?![^(]*\))", text))):
-            match = re.fullmatch(r"(\w+)(?:\((.*)\))?", item)
-            if not match or match[1] not in known:
-                like = did_you_mean(match[1] if match else item, known)
-                raise OptionError(f"unknown option {item!r}{like}; known are: {', '.join(sorted(known))}")
-            chosen[match[1]] = match[2] or ""
-        return chosen
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    """torch's rule for switches: `0` and `OFF` are off, anything else is on."""
-    return text.strip().upper() not in ("0", "OFF", "")
-
-
-def _strict_switch(text: str) -> bool:
-    """Only `1` and `ON` are on."""
-    return text.strip().upper() in ("1", "ON")
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise OptionError(f"{text!r} is not an integer") from None
-
-
-def _from(first: int, last: int, what: str) -> Callable[[str], int | None]:
-    """A parser of `what`, a number from `first` to `last`; None where there is none."""
-
-    def parse(text: str) -> int | None:
-        if not text.strip():
-            return None
-        number = _number(text)
-        if not first <= number <= last:
-            raise OptionError(f"{text!r} is not {what} from {first} to {last}")
-        return number
-
-    return parse
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise OptionError(f"{text!r} is none of: {', '.join(names)}{did_you_mean(text, names)}")
-        return text
-
-    return parse
-
-
-def _log_levels(text: str) -> dict[str, int]:
-    """torch's grammar: file stems separated by `:`, a leading `>` for each level; `">partition:graph_fuser"`
-    -> `{"partition": 1, "graph_fuser": 0}`."""
-    levels = {}
-    for item in filter(None, text.split(":")):
-        level = item.rfind(">") + 1
-        stem = os.path.splitext(item[level:])[0]
-        if item[:level] not in ("", ">", ">>"):
-            raise OptionError(f"{item!r} has an unknown level; there are: {stem}, >{stem} and >>{stem}")
-        if stem not in LOGS and not _is_file_of_torch(stem):
-            raise OptionError(
-                f"unknown log {stem!r}{did_you_mean(stem, LOGS)}; known are: {', '.join(LOGS)}, and the "
-                "names of torch's own source files, separated by colons"
-            )
-        levels[stem] = level
-    return levels
-
-
-def _is_file_of_torch(stem: str) -> bool:
-    """Whether torch, which reads the same variable, has a source file of the name, as its headers tell."""
-    found = importlib.util.find_spec("torch")
-    folders = found.submodule_search_locations if found is not None else None
-    if not folders or not re.fullmatch(r"\w+", stem):
-        return False
-    headers = Path(folders[0], "include", "torch", "csrc")
-    return not headers.is_dir() or any(headers.rglob(f"{stem}.h"))
-
-
 @dataclass(frozen=True)
 class Option:
     """One row: `default` is what an unset variable means, `parse` turns the variable's text into a value."""
@@ -198,25 +97,32 @@ class Option:
     parse: Callable[[str], Any]
     doc: str
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it is read when the first graph comes. Programs for nvFuser set its variables after their
+        imports, and a mistake in one of them must not end a program that runs already."""
+        return self.variable.startswith("PYTORCH_NVFUSER_")
+
 
 TABLE = (
-    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print."),
-    Option("disable", "PYTORCH_NVFUSER_DISABLE", {}, _words(DISABLE), "Parts to switch off."),
-    Option("enable", "PYTORCH_NVFUSER_ENABLE", {}, _words(ENABLE), "Parts to switch on."),
-    Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number,
+    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, parsers.words(DUMP), "What to print."),
+    Option("disable", "PYTORCH_NVFUSER_DISABLE", {}, parsers.words(DISABLE), "Parts to switch off."),
+    Option("enable", "PYTORCH_NVFUSER_ENABLE", {}, parsers.words(ENABLE), "Parts to switch on."),
+    Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, parsers.number,
            "The old form of PYTORCH_NVFUSER_DISABLE=fallback: an integer other than 0."),
-    Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, _switch,
+    Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, parsers.switch,
            "Whether the import switches fusion on: 0 and OFF mean no, anything else yes."),
-    Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, _strict_switch,
+    Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, parsers.strict_switch,
            "1 or ON keeps fusion off, whatever else switches it on."),
-    Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels,
+    Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, parsers.log_levels,
            "Logs on stderr, in torch's grammar: file stems, separated by colons, each with a > per level. "
            "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
            "not fused; parser: groups and what is made of them; manager: which group gets a plan; "
            ">kernel_cache: plans; >>kernel_cache: each run of a group."),
-    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _from(1, 255, "a number of registers"),
+    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None,
+           parsers.number_from(1, 255, "a number of registers"),
            "The most registers that a thread of a CUDA kernel may have, 1 to 255."),
-    Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _from(0, 4, "a level"),
+    Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, parsers.number_from(0, 4, "a level"),
            "How much ptxas optimises CUDA kernels, 0 to 4; its own default is 3."),
     Option("trace", "PYTORCH_NVFUSER_TRACE", "", str,
            "Accepted with a note: torch.profiler shows each run of a group, as run_fused_kernel."),
@@ -224,17 +130,18 @@ TABLE = (
            "Accepted with a note: there is no library to load."),
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
            "Where compiled kernels and plans are kept; processes may share it."),
-    Option("stored_plans", "TSFUSER_STORED_PLANS", True, _switch,
+    Option("stored_plans", "TSFUSER_STORED_PLANS", True, parsers.switch,
            "Whether plans, and what was found out about ops, are kept beside the kernels, so that the next "
            "process does none of that again."),
-    Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120, _from(1, 1_000_000, "a number of seconds"),
+    Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120,
+           parsers.number_from(1, 1_000_000, "a number of seconds"),
            "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "
            "and its group runs unfused."),
-    Option("progress", "TSFUSER_PROGRESS", True, _switch,
+    Option("progress", "TSFUSER_PROGRESS", True, parsers.switch,
            "Whether a wait of more than 2 s for compilers is shown on stderr: by a line that changes in a "
            "terminal, by one line in a log."),
     Option("host_launch", "TSFUSER_HOST_LAUNCH", "block",
-           _one_of("block", "fibers", "fibers_races", "fibers_memory"),
+           parsers.one_of("block", "fibers", "fibers_races", "fibers_memory"),
            "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch "
            "shape of CUDA; fibers_races and fibers_memory end the program at a race between threads, and "
            "at an access outside of all tensors (with g++; the latter with its libasan.so preloaded; races "
@@ -242,51 +149,94 @@ TABLE = (
 )  # fmt: skip
 
 
-def read(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The value of every option, by name; an empty variable counts as unset. Raises OptionError, with the
+def read(environ: Mapping[str, str], rows: Iterable[Option] = TABLE) -> dict[str, Any]:
+    """The value of each option, by name; an empty variable counts as unset. Raises OptionError, with the
     variable's name, on text that does not parse."""
     values = {}
-    for option in TABLE:
+    for option in rows:
         text = environ.get(option.variable, "").strip()
         try:
             values[option.name] = option.parse(text) if text else option.default
         except OptionError as error:
-            raise OptionError(f"{option.variable}: {error}") from None
+            raise OptionError(f"{option.variable}: {error}", error.rest) from None
     return values
+
+
+def read_late(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of the options that are read late, without what does not parse, and sentences about that."""
+    values: dict[str, Any] = {}
+    mistakes = []
+    for option in TABLE:
+        if option.is_late:
+            try:
+                values |= read(environ, (option,))
+            except OptionError as error:
+                values[option.name] = option.default if error.rest is None else error.rest
+                mistakes.append(f"ignored: {error}")
+    return values, mistakes
 
 
 def inert(values: Mapping[str, Any]) -> list[str]:
     """The chosen words and variables that do nothing here, as `PYTORCH_NVFUSER_DUMP=halo`."""
-    rows = [option for option in TABLE if option.name in ACTING]
-    words = [
-        f"{row.variable}={word}" for row in rows for word in values[row.name] if word not in ACTING[row.name]
-    ]
-    return words + [
-        row.variable for row in TABLE if row.name in ("trace", "library_path") and values[row.name]
-    ]
+    found = []
+    for row in TABLE:
+        if row.name in ACTING:
+            words = [word for word in values.get(row.name, ()) if word not in ACTING[row.name]]
+            found += [f"{row.variable}={word}" for word in words]
+        elif row.name in ("trace", "library_path") and values.get(row.name):
+            found.append(row.variable)
+    return found
 
 
-_values = read(os.environ)
-if inert(_values):
-    warnings.warn(
-        f"accepted, but without a meaning in tsfuser: {', '.join(inert(_values))}",
-        TsfuserWarning,
-        stacklevel=2,
-    )
+def _warn(values: Mapping[str, Any], mistakes: Iterable[str] = ()) -> None:
+    unused = inert(values)
+    notes = [f"accepted, but without a meaning in tsfuser: {', '.join(unused)}"] if unused else []
+    for text in (*mistakes, *notes):
+        warnings.warn(text, TsfuserWarning, stacklevel=3)
+
+
+_values = read(os.environ, [option for option in TABLE if not option.is_late])
+_warn(_values)
+_read = threading.Event()  # set when the late options are read
+_reading = threading.RLock()  # held meanwhile
+_waiting: list[Callable[[], None]] = []  # registry: what is to be done once they are read
+
+
+def when_read(function: Callable[[], None]) -> None:
+    """Has `function` called when the late options are read, before any graph is looked at."""
+    _waiting.append(function)
+
+
+def first_graph() -> None:
+    """Reads the late options; only the first call does anything. A front end calls it when a graph comes."""
+    if _read.is_set():
+        return
+    with _reading:
+        if _read.is_set():
+            return
+        values, mistakes = read_late(os.environ)
+        _values.update(values)
+        while _waiting:
+            _waiting.pop()()
+        _read.set()
+    _warn(values, mistakes)
 
 
 def get(name: str) -> Any:
     """The value of the option `name`."""
+    if name not in _values:
+        first_graph()
     return _values[name]
 
 
 @contextlib.contextmanager
 def override(**changed: Any) -> Iterator[None]:
     """Set options for a while, for tests: `with override(host_launch="fibers"): ...`."""
-    unknown = changed.keys() - _values.keys()
+    known = [option.name for option in TABLE]
+    unknown = changed.keys() - set(known)
     if unknown:
-        raise OptionError(f"unknown options {sorted(unknown)}; known are: {', '.join(_values)}")
-    before = {name: _values[name] for name in changed}
+        raise OptionError(f"unknown options {sorted(unknown)}; known are: {', '.join(known)}")
+    before = {name: get(name) for name in changed}
     _values.update(changed)
     try:
         yield
@@ -303,19 +253,19 @@ def dump(word: str) -> bool:
     """Whether PYTORCH_NVFUSER_DUMP asks for `word`."""
     if word not in DUMP:
         raise OptionError(f"{word!r} is not a dump option")
-    return word in _values["dump"]
+    return word in get("dump")
 
 
 def disabled(word: str) -> bool:
     """Whether PYTORCH_NVFUSER_DISABLE names `word`."""
     if word not in DISABLE:
         raise OptionError(f"{word!r} is not a disable option")
-    return word in _values["disable"]
+    return word in get("disable")
 
 
 def fallback_enabled() -> bool:
     """Whether a group that cannot be fused, or fails, runs unfused instead of raising."""
-    return not disabled("fallback") and not _values["no_fallback"]
+    return not disabled("fallback") and not get("no_fallback")
 
 
 def cache_dir() -> Path:

@@ -277,6 +277,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_enabled", [](bool on) { pass_enabled = on; });
   m.def("enabled", [] { return pass_enabled.load(); });
   m.def("set_pass", [](py::object fn) { return pass_callback().set(std::move(fn)); });
+  m.def("set_first_graph", [](py::object fn) { return first_graph_callback().set(std::move(fn)); });
   m.def("set_guard_mode", [](bool on) { guard_mode = on; });
   m.def("guard_mode", [] { return guard_mode.load(); });
   m.def("group_text", [](int64_t id) { return known_group(id).text; });

@@ -115,7 +115,7 @@ void set_place(torch::jit::Node& node, const std::string& file, size_t line, con
 }  // namespace
 
 void bind_graphs(py::module_& m) {
-  m.def("register_profiled_kinds", &profile_kinds);
+  m.def("register_profiled_kinds", [](const std::vector<std::string>& names) { profile_kinds(names); });
   m.def("ask_about_all", &ask_about_all,
         "Whether torch asks about all ops that autodiff does not know, as it profiles; only while NNC is "
         "off. Returns the state before.");
@@ -146,6 +146,14 @@ void bind_graphs(py::module_& m) {
       py::arg("writers"), py::arg("asked"), py::arg("size_rules"), py::arg("most_joined"),
       py::arg("most_joined_in_memory"),
       "What the op table says about kinds of nodes (torchscript/op_facts.h).");
+  m.def(
+      "leave_to_torch",
+      [](const std::vector<std::string>& kinds, const std::vector<std::string>& in_place) {
+        leave_to_torch(symbols(kinds), symbols(in_place));
+        profile_kinds({}, kinds);
+      },
+      py::arg("kinds"), py::arg("in_place"),
+      "Once, before the first graph: ops that groups do not take, and in-place ops that stay.");
   m.def("settle_branches", py::overload_cast<bool>(&settle_branches),
         "Whether branches that follow from the sizes and attributes of a call are settled "
         "(torchscript/settled_branches.h). Returns the state before.");

@@ -58,6 +58,16 @@ ProfiledKinds& profiled() {
   return *p;
 }
 
+// Before the first graph is looked at, Python reads nvFuser's variables, and tells C++ what they change
+// (tsfuser/options.py). Other threads wait for that, inside of Python.
+void read_options() {
+  static std::atomic<bool> is_read{false};
+  if (!is_read.load(std::memory_order_acquire)) {
+    with_callback(first_graph_callback(), "tsfuser's options", "", [](const py::object& read) { read(); });
+    is_read.store(true, std::memory_order_release);
+  }
+}
+
 // Whether this is the first time that torch asks about a node of the graph. Marks it: no copy of a graph
 // has what is noted at its end.
 bool is_new(torch::jit::Graph& graph) {
@@ -78,6 +88,9 @@ void prepare_once(const torch::jit::Node* first) {
 }
 
 bool is_profiled(const torch::jit::Node* node) {
+  if (pass_enabled.load(std::memory_order_relaxed)) {
+    read_options();
+  }
   prepare_once(node);
   const std::shared_lock<std::shared_mutex> lock(profiled().mutex);
   return profiled().kinds.count(node->kind()) != 0;
@@ -108,6 +121,7 @@ void pre_pass(GraphPtr& graph) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return;
   }
+  read_options();
   const GraphPtr copy = graph->copy();
   eager_forms(*copy);
   with_callback(pass_callback(), "tsfuser graph pass",
@@ -150,6 +164,11 @@ Callback& pass_callback() {
   return *c;
 }
 
+Callback& first_graph_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
 Callback& differentiable_callback() {
   static Callback* c = new Callback;
   return *c;
@@ -157,9 +176,12 @@ Callback& differentiable_callback() {
 
 bool ask_about_all(bool on) { return std::exchange(torch::jit::tensorexpr::getTEGenerateBlockCode(), on); }
 
-void profile_kinds(const std::vector<std::string>& names) {
+void profile_kinds(const std::vector<std::string>& names, const std::vector<std::string>& no_more) {
   const std::unique_lock<std::shared_mutex> lock(profiled().mutex);
   profiled().kinds.merge(symbols(names));
+  for (const c10::Symbol kind : symbols(no_more)) {
+    profiled().kinds.erase(kind);
+  }
 }
 
 torch::jit::Operation torchs_operation(const torch::jit::Node* node) {

@@ -1,5 +1,6 @@
 // The facts that the rows of Python's op table have about kinds of nodes (tsfuser/ops/table.py). Python
-// passes them once, at the import, before the first graph. C++ has no list of op names of its own.
+// passes them once, at the import, and what options change in them when the first graph comes. C++ has no
+// list of op names of its own.
 #pragma once
 
 #include <ATen/core/interned_strings.h>
@@ -77,5 +78,8 @@ inline SizeRules size_rules(
 
 const OpFacts& op_facts();         // op_facts.cpp
 void set_op_facts(OpFacts facts);  // by take_op_facts (hooks.h); later calls change nothing
+// Takes kinds out of the facts, before the first graph is looked at; later calls change nothing. `kinds`:
+// ops that groups do not take; `in_place`: ops that stay in place.
+void leave_to_torch(const Kinds& kinds, const Kinds& in_place);
 
 }  // namespace tsfuser

@@ -114,14 +114,83 @@ def test_the_import_loads_neither_cupy_nor_a_compiler(tmp_path):
     assert "cupy" not in out and "numpy" not in out
 
 
-def test_an_unknown_option_is_an_error_that_lists_all(tmp_path):
-    status, out, err = run_python(tmp_path, "import tsfuser", PYTORCH_NVFUSER_DUMP="cuda_kernels")
-    assert status != 0 and "unknown option 'cuda_kernels'" in err and "cuda_kernel," in err
+def test_an_unknown_log_is_an_error_at_the_import(tmp_path):
+    status, out, err = run_python(tmp_path, "import tsfuser", PYTORCH_JIT_LOG_LEVEL="partitions")
+    assert status != 0 and "unknown log 'partitions'" in err and "partition," in err
 
 
-def test_an_option_without_a_meaning_is_noted(tmp_path):
-    _, err = run(tmp_path, "import tsfuser", PYTORCH_NVFUSER_DUMP="halo")
-    assert "PYTORCH_NVFUSER_DUMP=halo" in err
+FIRST_GRAPH = """
+import os, torch, tsfuser
+
+@torch.jit.script
+def looked_up(x, index):
+    if x.size(0) > 3:
+        x = x * 2.0
+    return torch.index_select(x + 1.0, 0, index).relu()
+
+@torch.jit.script
+def later(x):
+    return (x * 2.0).tanh() - 1.0
+
+x, index = torch.randn(5, 4), torch.tensor([1, 0, 3])
+os.environ["PYTORCH_NVFUSER_DUMP"] = "fusion_ir,cuda_kernal,halo"
+os.environ["PYTORCH_NVFUSER_ENABLE"] = "graph_op_fusion"
+os.environ["PYTORCH_NVFUSER_DISABLE"] = "settled_branches"
+os.environ["PYTORCH_NVFUSER_MAX_REG_COUNT"] = "many"
+with tsfuser.fuser(), torch.no_grad():
+    for _ in range(3):
+        looked_up(x, index)
+    print(torch.jit.last_executed_optimized_graph())
+    os.environ["PYTORCH_NVFUSER_DUMP"] = "cuda_kernel"  # too late
+    for _ in range(3):
+        later(x)
+assert tsfuser.stats()["launches"] == 4, tsfuser.stats()
+"""
+
+
+def test_nvfusers_variables_are_read_when_the_first_graph_comes(tmp_path):
+    """As nvFuser read them: test suites set them after their imports. Python and C++ see them; a mistake is a
+    warning, and what else a variable holds counts."""
+    out, err = run(tmp_path, FIRST_GRAPH)
+    assert "fusion_ir: fusion" in out and "tanh_1 = tensor(" in out and "KERNEL(" not in out
+    assert "aten::index_select(" in out.split("with prim::CudaFusionGroup_0")[1]
+    assert "aten::gt(" in out  # the branch on the size stayed
+    assert "ignored: PYTORCH_NVFUSER_DUMP: unknown option 'cuda_kernal'; did you mean 'cuda_kernel'?" in err
+    assert "ignored: PYTORCH_NVFUSER_MAX_REG_COUNT: 'many' is not an integer" in err
+    assert "PYTORCH_NVFUSER_DUMP=halo" in err and err.count("TsfuserWarning") == 3
+
+
+FIRST_COMPILED_GRAPH = """
+import os, torch, tsfuser
+os.environ["PATH"], os.environ["CXX"] = "/nowhere", ""
+os.environ["PYTORCH_NVFUSER_DISABLE"] = "fallback"
+compiled = torch.compile(lambda x: torch.tanh(x * 2.0) - 1.0, backend="tsfuser")
+try:
+    compiled(torch.randn(5, 4))
+except Exception as error:
+    print("raised:", error)
+"""
+
+
+def test_they_are_read_so_for_torch_compile(tmp_path):
+    """`fallback` is a word that C++ has to know: the group that finds no compiler raises."""
+    out, err = run(tmp_path, FIRST_COMPILED_GRAPH, TSFUSER_CACHE_DIR=str(tmp_path / "cache"))
+    assert "raised:" in out and "install g++ or clang++" in out, err
+
+
+def test_cuda_in_use_does_not_read_them(tmp_path):
+    """The compiler for CUDA starts before a graph comes."""
+    source = """
+import os, torch, tsfuser
+from tsfuser import options
+from tsfuser.planning import compile
+tsfuser.enable()
+compile.start_cuda_compiler()
+os.environ["PYTORCH_NVFUSER_DISABLE"] = "fma"
+print(options.disabled("fma"))
+"""
+    out, _ = run(tmp_path, source, TSFUSER_CACHE_DIR=str(tmp_path / "cache"))
+    assert out == "True\n"
 
 
 def test_the_executor_for_thunder_says_why_there_is_none(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tsfuser"
 LAYERS = (
-    ("version", "errors", "options", "log"), ("ir",), ("ops",), ("segment",), ("schedule",), ("lower",),
-    ("codegen",),
+    ("version", "errors", "option_parsers", "options", "log"), ("ir",), ("ops",), ("segment",),
+    ("schedule",), ("lower",), ("codegen",),
     ("target",), ("graph",), ("planning",), ("grouping",), ("frontends",), ("debug",), ("knobs",),
     ("__main__",),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tsfuser import log, options
+from tsfuser import log, option_parsers, options
 
 
 def test_nothing_set_gives_the_defaults():
@@ -53,6 +53,29 @@ def test_an_unknown_word_is_an_error_that_lists_all(variable, known):
         match=rf"PYTORCH_NVFUSER_{variable}: unknown option 'nonsense'; known are: .*{known}",
     ):
         options.read({f"PYTORCH_NVFUSER_{variable}": "nonsense"})
+
+
+def test_what_is_read_late_is_nvfusers():
+    late = {row.variable for row in options.TABLE if row.is_late}
+    assert {"PYTORCH_NVFUSER_DUMP", "PYTORCH_NVFUSER_DISABLE", "PYTORCH_NVFUSER_ENABLE"} <= late
+    assert all(name.startswith("PYTORCH_NVFUSER_") for name in late)
+
+
+def test_a_mistake_in_a_variable_that_is_read_late_leaves_the_rest():
+    values, mistakes = options.read_late(
+        {
+            "PYTORCH_NVFUSER_DISABLE": "falback, fma, xyzzy(1)",
+            "PYTORCH_NVFUSER_DISABLE_FALLBACK": "yes",
+            "PYTORCH_NVFUSER_JIT_OPT_LEVEL": "2",
+        }
+    )
+    assert values["disable"] == {"fma": ""} and values["no_fallback"] == 0 and values["opt_level"] == 2
+    words, number = mistakes
+    assert words.startswith(
+        "ignored: PYTORCH_NVFUSER_DISABLE: unknown option 'falback'; did you mean 'fallback'?; unknown "
+        "option 'xyzzy(1)'; known are: arch_check, "
+    )
+    assert number == "ignored: PYTORCH_NVFUSER_DISABLE_FALLBACK: 'yes' is not an integer"
 
 
 def test_words_without_a_meaning_here_are_named():
@@ -202,7 +225,7 @@ def test_the_logs_are_those_that_are_written():
 
     files = Path(options.__file__).parent.rglob("*.py")
     found = {m for f in files for m in re.findall(r'log\.(?:write|enabled)\(\s*"(\w+)"', f.read_text())}
-    assert found == set(options.LOGS)
+    assert found == set(option_parsers.LOGS)
 
 
 def test_log_writes_title_and_text_when_asked(capsys):

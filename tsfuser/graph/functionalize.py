@@ -77,14 +77,9 @@ def fresh_kinds() -> frozenset[str]:
     )
 
 
-def early_kinds() -> list[str]:
-    """Those of `EARLY` that are rewritten."""
-    return [kind for kind in EARLY if kind not in _only_in_place()]
-
-
-def _only_in_place() -> frozenset[str]:
-    """In-place kinds whose random numbers are not those of their functional form: eager's dropout in place
-    draws a Bernoulli tensor."""
+def only_in_place() -> frozenset[str]:
+    """In-place kinds that stay, as their random numbers are not those of their functional form: eager's
+    dropout in place draws a Bernoulli tensor."""
     rows = table.all_rows() if options.enabled("eager_random") else ()
     return frozenset(f"{row.name}_" for row in rows if row.family == "random")
 
@@ -92,7 +87,7 @@ def _only_in_place() -> frozenset[str]:
 def functionalize(graph: Graph) -> Graph:
     """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else;
     torch's alias analysis decides. A graph about which that analysis is wrong is left alone."""
-    excluded = _only_in_place()
+    excluded = only_in_place()
     kinds = [kind for kind in KINDS if kind not in excluded]
     wanted = any(nodes_of(block, kinds) for block in all_blocks(graph))
     if not wanted or Effects(graph).misled:

@@ -28,6 +28,7 @@ from ..schedule.machine import PORTABLE_CLUSTER_BLOCKS, Machine
 from ..schedule.proposal import Stage
 from ..schedule.reuse import reuses
 from ..segment import Allocations, Segment
+from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
 from ..target.function import Function, RecentFunctions, source_digest
 from . import compilers, dumps, interrupts, targets
@@ -214,8 +215,9 @@ def expect_cuda() -> None:
 
 
 def start_cuda_compiler() -> None:
-    """Starts the compiler for CUDA, in a thread of its own."""
-    _target("cuda:0", options.host_launch()).start()
+    """Starts the compiler for CUDA, in a thread of its own. No graph has come yet, so nothing asks for the
+    options of kernels."""
+    CudaTarget(cache_in(options.cache_dir())).start()
 
 
 def forget() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...options import first_graph
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
 from . import watch
@@ -40,6 +41,7 @@ def backend(
     """The compiled module. Raises ValueError for unknown options and modes."""
     from torch._dynamo.backends.common import aot_autograd
 
+    first_graph()
     settings = its_settings.read(options)
     if mode not in MODES:
         raise ValueError(

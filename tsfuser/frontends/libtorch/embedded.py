@@ -98,12 +98,12 @@ def start(compiled_with: str, libtorch: str, *variables: str) -> str:
         raise RuntimeError(f"{given}: options are read once, and tsfuser is imported in this process already")
     os.environ.update(chosen)
     import tsfuser
-    from tsfuser import options
+    from tsfuser import option_parsers, options
 
     known = [option.variable for option in options.TABLE]
     for name in chosen:
         if name not in known:
-            like = options.did_you_mean(name, known)
+            like = option_parsers.did_you_mean(name, known)
             raise RuntimeError(f"no option is called {name!r}{like}; docs/options.md lists all")
     tsfuser.enable()
     return ""
