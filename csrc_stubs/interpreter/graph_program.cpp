@@ -2,11 +2,11 @@
 
 #include "call/arguments.h"
 #include "call/counters.h"
+#include "call/in_order.h"
 #include "group/runnable_graph.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/stl.h>
@@ -80,34 +80,6 @@ py::object result(const c10::IValue& value) {
     return py::none();
   }
   throw py::type_error("a graph returns tensors and numbers, not a " + value.tagKind());
-}
-
-// The tensor, or a copy of it, without gaps and with its dims in that order.
-at::Tensor in_order(const at::Tensor& tensor, const Order& order) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided ||
-      tensor.dim() != static_cast<int64_t>(order.size())) {
-    return tensor;
-  }
-  bool same = true;
-  int64_t expected = 1;
-  for (size_t k = order.size(); k-- > 0;) {
-    const int64_t size = tensor.size(order[k]);
-    if (size == 0) {
-      return tensor;
-    }
-    same = same && (size == 1 || tensor.stride(order[k]) == expected);
-    expected *= size;
-  }
-  if (C10_LIKELY(same)) {
-    return tensor;
-  }
-  std::vector<int64_t> strides(order.size());
-  expected = 1;
-  for (size_t k = order.size(); k-- > 0;) {
-    strides[order[k]] = expected;
-    expected *= tensor.size(order[k]);
-  }
-  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
 // Whether some tensor of `sources` may lie in the memory of one of `targets`: then their order matters.

@@ -47,8 +47,14 @@ from .raw import Planned
 from .source import Sources
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
-#: Of lists, of forks and of what a batch norm is given: nothing is computed.
-_HANDED_ON = ("aten::__getitem__", "aten::wait", "tsfuser::checked_batch", "tsfuser::asked_item")
+#: Of lists, of forks, of what a batch norm is given, of layouts: nothing is computed.
+_HANDED_ON = (
+    "aten::__getitem__",
+    "aten::wait",
+    "tsfuser::checked_batch",
+    "tsfuser::asked_item",
+    "tsfuser::in_order",
+)
 _ONLY = "in training only what it differentiates is fused"
 _WRITE = "whoever holds it has to see that"
 

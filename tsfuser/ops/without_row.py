@@ -75,7 +75,10 @@ KEEP_LAYOUT = _aten("""
     mm addmm bmm baddbmm sym_size sym_numel
 """)
 #: With their overloads: they read the strides of their operands, or where these begin in their memory.
-READ_STRIDES = _aten("as_strided _reshape_alias view.dtype sym_stride.int sym_storage_offset")
+READ_STRIDES = _aten("""
+    as_strided as_strided_scatter as_strided_copy _reshape_alias view.dtype view_as_complex
+    sym_stride.int sym_storage_offset
+""")
 #: With their overloads: they only read the sizes of their operand.
 READ_SIZES = _aten("sym_size.int sym_numel")
 #: With their overloads: views whose results are parts of their first operand.

@@ -30,6 +30,7 @@ from .rewrites.parts import compute_parts
 from .rewrites.product_sums import add_as_made
 from .rewrites.ranges import make_ranges
 from .rewrites.simplify import simplify
+from .rewrites.traced_layouts import copy_where_needed, settle_layouts
 from .settings import Settings, applied
 from .translation.split import split
 from .translation.translate import Translation, translate
@@ -74,6 +75,7 @@ def _takes_nested_ints(module: fx.GraphModule) -> bool:
 def _left_unfused(module: fx.GraphModule, origin: watch.Origin | None, reason: str) -> Callable[[list], Any]:
     if origin is not None:
         _tell(watch.Outcome(origin, module, {}, {}, reason))
+    copy_where_needed(module)
     return boxed(lambda args: _unfused(module, args))
 
 
@@ -128,6 +130,7 @@ def _whole(
     compute_parts(module)
     add_as_made(module)
     make_ranges(module)
+    settle_layouts(module)
     translation = translate(module)
     if not translation.foreign:
         program, refusals = _program(translation, settings, origin, donated, roundings)

@@ -26,7 +26,7 @@ from .memory import Memory, bytes_of
 
 _SUM, _CHEAP = "aten::add", ("aten::add", "aten::sub", "aten::mul")
 _CLONE = "aten::clone"
-_FREE = (CONSTANT, LIST, "aten::view", _CLONE, "aten::_to_copy")
+_FREE = (CONSTANT, LIST, "aten::reshape", _CLONE, "aten::_to_copy")
 _MOST = 4  # ops of `_CHEAP`
 _LEAST = 1 << 16  # bytes that are worth it
 

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from .... import log
 from ....ops import table, without_row
 from ..fx.insert import PART, Insert, evaluate, laid_out
-from ..fx.strides import reads_strides
+from ..fx.strides import is_view, reads_strides
 from ..fx.types import lies_in, order_of
 from ..rewrites.simplify import FORMS, RELAID
 from .layout_choice import CONVOLUTION, why_not
@@ -99,7 +99,7 @@ class _Layouts:
             self.behind.add(node)
             if node.target in (aten.view.default, aten._unsafe_view.default):
                 node.meta[RELAID] = True
-            if node.target is operator.getitem or _is_view(node) and not _shares_memory(node):
+            if node.target is operator.getitem or is_view(node) and not _shares_memory(node):
                 node.meta["val"] = evaluate(node)
 
     def give(self, node: fx.Node, operands: list[Any]) -> None:
@@ -116,9 +116,9 @@ class _Layouts:
         except Exception:  # such as a view that these strides do not allow: it keeps its operands
             return False
         changed = not _lie_alike(value, before)
-        if changed and not _is_view(node) and any(order_of(v) is None for v in _tensors(before)):
+        if changed and not is_view(node) and any(order_of(v) is None for v in _tensors(before)):
             return False
-        if changed or (_is_view(node) and not self.shared.isdisjoint(map(_memory, _tensors(before)))):
+        if changed or (is_view(node) and not self.shared.isdisjoint(map(_memory, _tensors(before)))):
             node.meta["val"] = value
             self.before[node] = before
         elif node.target is aten.clone.default and self.is_idle(node):
@@ -150,7 +150,7 @@ class _Layouts:
 
     def restored(self, node: fx.Node, reader: fx.Node) -> fx.Node:
         insert = Insert(reader, node, PART)
-        if _is_view(node):
+        if is_view(node):
             args = fx.node.map_arg(node.args, lambda n: self.as_it_was(n, reader))
             return insert(node.target, *args, **node.kwargs)
         return laid_out(insert, node, order_of(self.before[node]))
@@ -178,18 +178,8 @@ def _is_free(node: fx.Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:  # the order in memory decides the numbers
         return False
-    known = op._schema.name in without_row.KEEP_LAYOUT or op in FORMS or _is_view(node)
+    known = op._schema.name in without_row.KEEP_LAYOUT or op in FORMS or is_view(node)
     return known or table.find(op._schema.name, op._schema.overload_name) is not None
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether the node's result shares the memory of its operand."""
-    if node.target is operator.getitem:
-        return _is_view(node.args[0])  # type: ignore[arg-type]
-    op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
-        return False
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
 
 
 def _shares_memory(view: fx.Node) -> bool:
@@ -214,7 +204,7 @@ def _memory(tensor: torch.Tensor) -> int:
 def _leaves_graph(node: fx.Node) -> bool:
     """Whether the graph returns the node or a view of it, or copies one of these to an input."""
     return any(
-        user.op == "output" or user.target is aten.copy_.default or (_is_view(user) and _leaves_graph(user))
+        user.op == "output" or user.target is aten.copy_.default or (is_view(user) and _leaves_graph(user))
         for user in node.users
     )
 
@@ -225,7 +215,7 @@ def _beside_images(node: fx.Node) -> list[fx.Node]:
     values = {n: n.meta.get("val") for n in node.all_input_nodes}
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and v.dim() == 4}
     last = [v for v in tensors.values() if lies_in(v, _LAST) and not lies_in(v, _FIRST)]
-    if not last or _is_view(node):
+    if not last or is_view(node):
         return []
     joins = node.target is aten.cat.default
     return [

@@ -4,4 +4,5 @@ simplify.py      one node at a time; indexing.py, late_casts.py: two of its rule
 parts.py         slices in front of what they are a slice of
 product_sums.py  sums of matrix products, each added as soon as it is computed
 ranges.py        ranges of numbers, made once
+traced_layouts.py   last: what reads strides sees those that were traced
 """
