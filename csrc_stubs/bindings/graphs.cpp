@@ -2,6 +2,7 @@
 
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
+#include "graph/memory.h"
 #include "group/group.h"
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
@@ -15,6 +16,7 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/lower_tuples.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
+#include <torch/csrc/jit/python/pybind.h>  // a Node that is gone raises in Python
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/autodiff.h>
 
@@ -184,6 +186,17 @@ void bind_graphs(py::module_& m) {
       [](const GraphPtr& graph) { write_differentiable_forms(*graph, *graph->nodes().begin()); },
       "Gives ops forms that autodiff knows, as in a graph that is about to be profiled.");
   m.def("plain_forms", [](const GraphPtr& graph) { eager_forms(*graph); }, "Writes all as it was.");
+  py::class_<Memory>(m, "Memory", "Which values of a graph may share memory (graph/memory.h).")
+      .def(py::init([](const GraphPtr& graph, const Memory::Values& also_written) {
+             return std::make_unique<Memory>(graph, op_facts().hidden_views, also_written);
+           }),
+           py::arg("graph"), py::arg("also_written") = Memory::Values())
+      .def("may_share", &Memory::may_share)
+      .def("is_written", &Memory::is_written)
+      .def("is_changed", &Memory::is_changed)
+      .def(
+          "hides_writes", [](const Memory& memory) { return !memory.hidden_writes().empty(); },
+          "Whether a node writes to what torch's alias analysis does not know that it writes to.");
   m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
   m.def("remove_tensor_mutation", [](const GraphPtr& graph, const std::vector<torch::jit::Node*>& nodes) {
     const std::unordered_set<torch::jit::Node*> wanted(nodes.begin(), nodes.end());

@@ -7,6 +7,7 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/python/pybind.h>  // a Node that is gone raises in Python
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <algorithm>

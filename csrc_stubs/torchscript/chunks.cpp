@@ -80,21 +80,22 @@ void write_chunks(Graph& graph) {
 }
 
 void restore_chunks(Graph& graph) {
-  for (Node* node : all_nodes(graph)) {
+  Walk walk(graph);
+  for (Node* node : walk) {
     if (node->kind() != kOwnChunks) {
       continue;
     }
     Node* taker = taker_of_chunks(node);
     if (!taker) {
-      put(node, c10::aten::chunk, node->inputs());
+      put(node, walk, c10::aten::chunk, node->inputs());
       continue;
     }
     Node* chunks = graph.create(c10::prim::ConstantChunk, {node->input(0)}, taker->outputs().size());
     chunks->i_(c10::attr::chunks, known_int(node->input(1)).value());
     chunks->i_(c10::attr::dim, known_int(node->input(2)).value());
     hand_over(taker, chunks->insertBefore(node));
-    taker->destroy();
-    node->destroy();
+    walk.destroy(taker);
+    walk.destroy(node);
   }
 }
 

@@ -25,6 +25,7 @@
 // last numbers differ from reader to reader, so torch does not merge %c and %e. %e may be far behind %c:
 // autocast makes a cast for each reader, and torch merged those of %x because nothing writes to it.
 
+#include "graph/memory.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
@@ -32,7 +33,6 @@
 #include "torchscript/constants.h"
 
 #include <ATen/ScalarOps.h>
-#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/autodiff.h>
 
@@ -167,7 +167,7 @@ void write_cast(Node* node, const Node*) {
   }
 }
 
-void restore_cast(Node* node) {
+void restore_cast(Node* node, Walk& walk) {
   if (node->inputs().size() != 5 || !is_none(node->input(1)) || is_none(node->input(2))) {
     return;
   }
@@ -177,7 +177,7 @@ void restore_cast(Node* node) {
   made->copyMetadata(node);
   made->insertBefore(node);
   node->output()->replaceAllUsesWith(made->output());
-  node->destroy();
+  walk.destroy(node);
 }
 
 // aten::where(%c, %x, -1e4)  ->  aten::where(%c, %x, {-1e4})
@@ -197,7 +197,7 @@ void write_where(Node* node, const Node*) {
   }
 }
 
-void restore_where(Node* node) {
+void restore_where(Node* node, Walk&) {
   if (node->inputs().size() != 3) {  // which finds places
     return;
   }
@@ -239,7 +239,7 @@ bool is_read_by(const Value* value, const Node* reader) {
   });
 }
 
-void restore_masked_fill(Node* node) {
+void restore_masked_fill(Node* node, Walk&) {
   Node* chosen = const_cast<Node*>(behind_profile(node->input(0))->node());
   if (chosen->kind() != c10::aten::where || chosen->inputs().size() != 3 ||
       !is_read_by(chosen->output(), node)) {
@@ -310,15 +310,15 @@ bool are_equal(const Node* cast, const Node* other) {
 bool is_written_between(const Value* value, const Node* first, const Node* last) {
   while ((first = first->next()) != last) {
     if (writes(first)) {
-      return torch::jit::AliasDb(const_cast<Node*>(first)->owningGraph()->shared_from_this())
-          .hasWriters(value);
+      Graph* graph = const_cast<Node*>(first)->owningGraph();
+      return Memory(graph->shared_from_this(), op_facts().hidden_views).is_written(value);
     }
   }
   return false;
 }
 
 // A cast of idle casts of %x  ->  the cast of %x that there is; autodiff may have put either first
-void restore_one_cast(Node* node) {
+void restore_one_cast(Node* node, Walk&) {
   const auto behind = [](Value* value) { return const_cast<Value*>(behind_profile(value)); };
   Value* given = node->input(0);
   while (is_idle_cast(behind(given)->node())) {
@@ -351,7 +351,7 @@ struct Form {
   c10::Symbol kind;                              // of the program's node
   void (*write)(Node* node, const Node* first);  // gives the node's readers the other form
   c10::Symbol made;                              // the kind by which the inverse finds it
-  void (*restore)(Node* node);
+  void (*restore)(Node* node, Walk& walk);
 };
 
 const std::vector<Form>& forms() {
@@ -371,10 +371,11 @@ const std::vector<Form>& forms() {
 // The inverse of in_place.cpp's `keep_dtype_of_gradient`, and of what `write_own_casts` leaves: readers of
 // a cast that is off read its operand, which it gives back.
 void drop_idle_casts(Graph& graph) {
-  for (Node* node : all_nodes(graph)) {
+  Walk walk(graph);
+  for (Node* node : walk) {
     if (is_idle_cast(node)) {
       node->output()->replaceAllUsesWith(node->input(0));
-      node->destroy();
+      walk.destroy(node);
     }
   }
 }
@@ -418,9 +419,10 @@ void write_differentiable_forms(Graph& graph, const Node* first) {
 void plain_forms(Graph& graph) {
   restore_twins(graph);
   for (auto form = forms().rbegin(); form != forms().rend(); ++form) {
-    for (Node* node : all_nodes(graph)) {
+    Walk walk(graph);
+    for (Node* node : walk) {
       if (node->kind() == form->made) {
-        form->restore(node);
+        form->restore(node, walk);
       }
     }
   }

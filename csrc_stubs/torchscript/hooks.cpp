@@ -13,6 +13,7 @@
 #include "torchscript/hooks.h"
 #include "torchscript/settled_branches.h"
 #include "call/arguments.h"
+#include "graph/memory.h"
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -207,6 +208,7 @@ void hook_into_torch() {
     register_dropout_seeds();
     register_late_biases();
     register_shared_masks();
+    register_shared_memory();
     register_settled_branches();
     register_loop_end();
     register_operators_of_fills();

@@ -111,13 +111,13 @@ bool is_set(const Value* value) { return known_bool(value).value(); }
 
 bool is_copied(const Value* dim) { return known_int(dim) == kCopied; }
 
-void restore_joined(Node* node) {
+void restore_joined(Node* node, Walk& walk) {
   if (is_copied(node->input(most_joined()))) {
     const torch::jit::WithInsertPoint before(node);
     static const auto asked = c10::Symbol::fromQualString("tsfuser::memory_format");
     Graph& graph = *node->owningGraph();
     Value* channels_last = node->input(most_joined() + 1);
-    put(node, c10::aten::clone,
+    put(node, walk, c10::aten::clone,
         {node->input(0), known_bool(channels_last) == false ? graph.insertConstant(kRowMajor)
                                                             : graph.insert(asked, {channels_last})});
     return;
@@ -129,7 +129,7 @@ void restore_joined(Node* node) {
     }
   }
   Node* list = node->owningGraph()->createList(c10::TensorType::get(), tensors)->insertBefore(node);
-  put(node, is_set(node->input(most_joined() + 1)) ? c10::aten::stack : c10::aten::cat,
+  put(node, walk, is_set(node->input(most_joined() + 1)) ? c10::aten::stack : c10::aten::cat,
       {list->output(), node->input(most_joined())});
 }
 
@@ -157,17 +157,17 @@ void run_joined_part(Stack& stack) {
   torch::jit::push(stack, stacked ? gradient.select(dim, start) : gradient.narrow(dim, start, length));
 }
 
-void restore_joined_part(Node* node) {
+void restore_joined_part(Node* node, Walk& walk) {
   if (is_copied(node->input(1))) {
     node->output()->replaceAllUsesWith(node->input(0));
-    node->destroy();
+    walk.destroy(node);
     return;
   }
   static const auto narrow = c10::Symbol::fromQualString("aten::narrow");
   std::vector<Value*> operands = node->inputs().vec();
   const bool stacked = is_set(operands.back());
   operands.resize(stacked ? 3 : 4);
-  put(node, stacked ? c10::aten::select : narrow, operands);
+  put(node, walk, stacked ? c10::aten::select : narrow, operands);
 }
 
 // Of a tensor that may be None.
@@ -209,10 +209,10 @@ Formula formula_of_joins() {
 }
 
 // tsfuser::sizes_of(%x)  ->  aten::size(%x), where there is %x
-void restore_query(Node* node) {
+void restore_query(Node* node, Walk& walk) {
   static const auto sizes = c10::Symbol::fromQualString("tsfuser::sizes_of");
   if (is_tensor(node->input())) {
-    put(node, node->kind() == sizes ? c10::aten::size : c10::prim::dtype, node->inputs());
+    put(node, walk, node->kind() == sizes ? c10::aten::size : c10::prim::dtype, node->inputs());
   }
 }
 

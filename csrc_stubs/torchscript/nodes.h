@@ -27,6 +27,61 @@ inline std::vector<torch::jit::Node*> all_nodes(torch::jit::Graph& graph) {
   return nodes;
 }
 
+// Visits the nodes that the graph has when the walk begins, in the order of the program, but for those that
+// are destroyed on the way: by `destroy`, as the list would still name a node that `node->destroy()` has
+// taken from the graph.
+//
+//     Walk walk(graph);
+//     for (Node* node : walk) { ... walk.destroy(node->output()->uses()[0].user); ... }
+class Walk {
+ public:
+  explicit Walk(torch::jit::Graph& graph) : nodes_(all_nodes(graph)) {}
+
+  class Iterator {
+   public:
+    Iterator(const Walk& walk, size_t place) : walk_(walk), place_(place) { skip_destroyed(); }
+    torch::jit::Node* operator*() const { return walk_.nodes_[place_]; }
+    Iterator& operator++() {
+      ++place_;
+      skip_destroyed();
+      return *this;
+    }
+    bool operator!=(const Iterator& other) const { return place_ != other.place_; }
+
+   private:
+    void skip_destroyed() {
+      while (place_ < walk_.nodes_.size() && walk_.destroyed_.count(walk_.nodes_[place_]) != 0) {
+        ++place_;
+      }
+    }
+
+    const Walk& walk_;
+    size_t place_;
+  };
+
+  Iterator begin() const { return {*this, 0}; }
+  Iterator end() const { return {*this, nodes_.size()}; }
+
+  // With the nodes in its blocks.
+  void destroy(torch::jit::Node* node) {
+    forget(node);
+    node->destroy();
+  }
+
+ private:
+  void forget(const torch::jit::Node* node) {
+    destroyed_.insert(node);
+    for (const torch::jit::Block* block : node->blocks()) {
+      for (const torch::jit::Node* inner : block->nodes()) {
+        forget(inner);
+      }
+    }
+  }
+
+  const std::vector<torch::jit::Node*> nodes_;
+  std::unordered_set<const torch::jit::Node*> destroyed_;
+};
+
 inline bool is_tensor(const torch::jit::Value* value) {
   return value->type()->kind() == c10::TypeKind::TensorType;
 }

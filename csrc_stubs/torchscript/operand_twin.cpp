@@ -319,10 +319,10 @@ void write_norm(Node* node, c10::Symbol twin) {
 Norm given_norm(const Node* node) { return static_cast<Norm>(known_int(node->inputs().back()).value()); }
 
 // Has the node that the twin was written for take its place.
-void restore_norm(Node* node) {
+void restore_norm(Node* node, Walk& walk) {
   const auto in = [node](size_t i) { return node->input(i); };
-  const auto put_back = [node](const char* kind, at::ArrayRef<Value*> operands) {
-    put(node, c10::Symbol::fromQualString(kind), operands);
+  const auto put_back = [node, &walk](const char* kind, at::ArrayRef<Value*> operands) {
+    put(node, walk, c10::Symbol::fromQualString(kind), operands);
   };
   switch (given_norm(node)) {
     case kGroupNorm: return put_back("aten::group_norm", {in(0), in(4), in(1), in(2), in(6), in(7)});
@@ -340,7 +340,7 @@ void restore_norm(Node* node) {
 
 // tsfuser::with_operands_backward(%dy, %x, %w, %b, 4, [], %eps, %sizes, 0)
 //   ->  tsfuser::group_norm_backward(%dy, %x, 4, %w, %b, %eps)
-void restore_norm_backward(Node* node) {
+void restore_norm_backward(Node* node, Walk& walk) {
   const auto in = [node](size_t i) { return node->input(i); };
   const Norm norm = given_norm(node);
   const char* kind = "tsfuser::instance_norm_backward";
@@ -364,7 +364,7 @@ void restore_norm_backward(Node* node) {
     node->output(i)->replaceAllUsesWith(made->output(i));
   }
   if (!node->hasUses()) {  // else of the bias that rms_norm has not, or of an index
-    node->destroy();
+    walk.destroy(node);
   }
 }
 

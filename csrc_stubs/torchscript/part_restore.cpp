@@ -68,7 +68,7 @@ void restore_parts(Node* node, c10::Symbol kind, const std::vector<Value*>& oper
 }
 
 // Has the op of a whole take the place of `node`, whose operands from `first` on are the numbers.
-void restore_whole(Node* node, Value* self, Value* given, size_t first) {
+void restore_whole(Node* node, Walk& walk, Value* self, Value* given, size_t first) {
   const int64_t how = given_number(node->input(first + 1));
   Graph& graph = *node->owningGraph();
   const torch::jit::WithInsertPoint before(node);
@@ -85,7 +85,7 @@ void restore_whole(Node* node, Value* self, Value* given, size_t first) {
     operands.push_back(graph.insertConstant("constant"));
     operands.push_back(graph.insertConstant(c10::IValue()));
   }
-  put(node, kind_of(how), operands);
+  put(node, walk, kind_of(how), operands);
 }
 
 // Of a list of numbers, which a graph may also get from outside.
@@ -101,10 +101,10 @@ Value* first_item(Graph& graph, Value* list) {
 
 }  // namespace
 
-void restore_part(Node* node) {
+void restore_part(Node* node, Walk& walk) {
   const int64_t how = given_number(node->input(2));
   if (is_whole(how)) {
-    restore_whole(node, node->input(0), node->input(1), 1);
+    restore_whole(node, walk, node->input(0), node->input(1), 1);
     return;
   }
   if (node->hasUses()) {  // else another part of it was restored
@@ -117,7 +117,7 @@ void restore_part(Node* node) {
     }
     restore_parts(node, kind_of(how), operands);
   }
-  node->destroy();
+  walk.destroy(node);
 }
 
 namespace {
@@ -134,15 +134,15 @@ Value* placed(Node* node, const char* kind, Value* sizes, size_t first) {
 }
 
 // A part in a differentiable graph.
-void restore_own_part(Node* node) {
+void restore_own_part(Node* node, Walk& walk) {
   Value *self = node->input(0), *dim = node->input(3);
   const int64_t how = given_number(node->input(2));
   if (is_whole(how)) {
-    restore_whole(node, self, node->input(1), 1);
+    restore_whole(node, walk, self, node->input(1), 1);
     return;
   }
   if (how == kChunks && torch::jit::toIValue(node->input(1))) {  // no ends, which would part groups
-    restore_part(node);
+    restore_part(node, walk);
     return;
   }
   Graph& graph = *node->owningGraph();
@@ -150,10 +150,11 @@ void restore_own_part(Node* node) {
   Value* sizes = graph.insert(c10::aten::size, {self});
   Value* start = placed(node, "tsfuser::part_start", sizes, 1);
   if (how == kUnbound) {
-    put(node, c10::aten::select, {self, dim, start});
+    put(node, walk, c10::aten::select, {self, dim, start});
   } else {
     Value* end = placed(node, "tsfuser::part_end", sizes, 1);
-    put(node, c10::aten::slice, {self, dim, start, end, graph.insertConstant(static_cast<int64_t>(1))});
+    put(node, walk, c10::aten::slice,
+        {self, dim, start, end, graph.insertConstant(static_cast<int64_t>(1))});
   }
 }
 
@@ -171,23 +172,23 @@ Value* negated_before(Node* node, Value* list) {
   return made->output();
 }
 
-void restore_part_backward(Node* node) {
+void restore_part_backward(Node* node, Walk& walk) {
   static const auto select = c10::Symbol::fromQualString("aten::select_backward");
   static const auto slice = c10::Symbol::fromQualString("aten::slice_backward");
   Value *gradient = node->input(0), *sizes = node->input(1), *dim = node->input(4);
   const int64_t how = given_number(node->input(3));
   if (how == kFlat || how == kUnflat) {
-    put(node, c10::aten::reshape, {gradient, sizes});
+    put(node, walk, c10::aten::reshape, {gradient, sizes});
   } else if (is_whole(how)) {
-    restore_whole(node, gradient, negated_before(node, node->input(2)), 2);
+    restore_whole(node, walk, gradient, negated_before(node, node->input(2)), 2);
   } else if (how == kUnbound) {
-    put(node, select, {gradient, sizes, dim, node->input(6)});
+    put(node, walk, select, {gradient, sizes, dim, node->input(6)});
   } else {
     const torch::jit::WithInsertPoint before(node);
     Value* start = placed(node, "tsfuser::part_start", sizes, 2);
     Value* end = placed(node, "tsfuser::part_end", sizes, 2);
     Value* one = node->owningGraph()->insertConstant(static_cast<int64_t>(1));
-    put(node, slice, {gradient, sizes, dim, start, end, one});
+    put(node, walk, slice, {gradient, sizes, dim, start, end, one});
   }
 }
 

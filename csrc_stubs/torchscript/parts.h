@@ -2,6 +2,8 @@
 // (part_restore.cpp) have in common: how an op divides its operand.
 #pragma once
 
+#include "torchscript/nodes.h"
+
 #include <ATen/core/interned_strings.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -34,6 +36,6 @@ Sizes rolled_dims(int64_t dim, int64_t count, int64_t index);
 Sizes negated(Sizes numbers);
 void run_part(torch::jit::Stack& stack);
 
-void restore_part(torch::jit::Node* node);  // part_restore.cpp
+void restore_part(torch::jit::Node* node, Walk& walk);  // part_restore.cpp
 
 }  // namespace tsfuser

@@ -12,9 +12,11 @@
 //   - New nodes stand behind `first`, or right before a reader behind it: torch comes past them.
 
 #include "torchscript/prepare.h"
+#include "graph/memory.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/weight_casts.h"
 #include "torchscript/constants.h"
 
@@ -38,6 +40,11 @@ void hand_through(Graph& graph, const Node*) {
   }
 }
 
+// Torch's alias analysis, by which autodiff and others move nodes, is right about the graph from here on.
+void show_writes(Graph& graph, const Node*) {
+  show_hidden_writes(graph.shared_from_this(), op_facts().hidden_views);
+}
+
 constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     // First of all: many look at a block at a time.
     leave_checked_branches,
@@ -59,6 +66,8 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     fill_parts_at_once,
     // Behind the ops in place, of which it makes more.
     fill_numbers,
+    // Behind the ops in place: one that is functional hides no write. Before all that asks what is written.
+    show_writes,
     // Behind the ops in place: it asks what is written to.
     hand_on_wholes,
     // Behind the ops in place: it asks what is written to.

@@ -1,6 +1,7 @@
 // What runs in the place of a graph with settled branches. See settled_branches.h.
 
 #include "torchscript/settled_branches.h"
+#include "graph/memory.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
@@ -8,7 +9,6 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/api/function_impl.h>
-#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
@@ -86,45 +86,6 @@ void inline_block(Node* branch, Block* block) {
     branch->output(i)->replaceAllUsesWith(block->outputs()[i]);
   }
   branch->destroy();
-}
-
-// The value; and of a list, what is put into it and what is taken from it.
-std::vector<const torch::jit::Value*> with_items(const torch::jit::Value* value) {
-  std::vector<const torch::jit::Value*> found = {value};
-  if (value->node()->kind() == c10::prim::ListConstruct) {
-    found.insert(found.end(), value->node()->inputs().begin(), value->node()->inputs().end());
-  }
-  for (const auto& use : value->uses()) {
-    if (use.user->kind() == c10::prim::ListUnpack || use.user->kind() == c10::aten::__getitem__) {
-      found.insert(found.end(), use.user->outputs().begin(), use.user->outputs().end());
-    }
-  }
-  return found;
-}
-
-// Whether something is written to that an op reads, or gives, which may give views though its schema does
-// not say so. Torch's alias analysis, by which it drops writes, is right about it only behind a branch.
-bool writes_hidden_views(Graph& graph) {
-  std::vector<const torch::jit::Value*> hidden;
-  bool writes = false;
-  for (Node* node : all_nodes(graph)) {
-    const auto* schema = node->maybeSchema();
-    writes |= schema && schema->is_mutable();
-    if (op_facts().hidden_views.count(node->kind()) != 0) {
-      hidden.insert(hidden.end(), node->inputs().begin(), node->inputs().end());
-      hidden.insert(hidden.end(), node->outputs().begin(), node->outputs().end());
-    }
-  }
-  if (!writes || hidden.empty()) {
-    return false;
-  }
-  const torch::jit::AliasDb aliases(graph.shared_from_this());
-  return std::any_of(hidden.begin(), hidden.end(), [&aliases](const torch::jit::Value* value) {
-    const auto items = with_items(value);
-    return std::any_of(items.begin(), items.end(), [&aliases](const torch::jit::Value* item) {
-      return is_tensor(item) && aliases.hasWriters(item);
-    });
-  });
 }
 
 std::unique_ptr<GraphFunction> function_of(std::shared_ptr<Graph> graph) {
@@ -292,16 +253,14 @@ void SettledBranches::remember(const Words& words, Choice choice) {
   known_[words] = specialised_.emplace(std::move(choice), std::move(made)).first->second.get();
 }
 
-// Of the branches that were not noted (torch's dead code elimination may drop one) both blocks stay. All
-// stay where torch would be wrong about what is written without them.
+// Of the branches that were not noted (torch's dead code elimination may drop one) both blocks stay.
 SettledBranches::Function SettledBranches::without_branches(const Branches& branches) const {
   auto graph = graph_->copy();
   for (;;) {
     const auto nodes = taken_nodes(*graph);  // anew, as a block that is left out may hold some
     if (nodes.empty()) {
-      if (writes_hidden_views(*graph)) {
-        return function_of(graph_->copy());
-      }
+      // torch drops what it takes for dead before it profiles the graph
+      show_hidden_writes(graph, op_facts().hidden_views);
       keep_results_apart(*graph);
       return function_of(std::move(graph));
     }

@@ -25,8 +25,10 @@
 // Only where nothing writes to the mask. It is a step of prepare.cpp.
 
 #include "call/arguments.h"
+#include "graph/memory.h"
 #include "group/observe.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 
 #include <ATen/autocast_mode.h>
@@ -39,7 +41,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
-#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
@@ -224,11 +225,11 @@ std::vector<std::vector<Node*>> sharing(Graph& graph, const Node* first) {
 
 // Whether a node of the graph may change the mask: what Python has defined may do anything.
 bool may_be_written(Value* mask, Graph& graph) {
-  const torch::jit::AliasDb aliases(graph.shared_from_this());
+  const Memory memory(graph.shared_from_this(), op_facts().hidden_views);
   const auto nodes = all_nodes(graph);
   return std::any_of(nodes.begin(), nodes.end(), [&](Node* node) {
     return (node->kind() != c10::prim::GetAttr && !is_known(node)) ||
-           (node->blocks().empty() && aliases.writesToAlias(node, {mask}));
+           (node->blocks().empty() && memory.writes_to(node, {mask}));
   });
 }
 

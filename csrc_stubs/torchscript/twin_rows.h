@@ -1,6 +1,8 @@
 // The table of twins (twins.h): an op is one row.
 #pragma once
 
+#include "torchscript/nodes.h"
+
 #include <ATen/core/interned_strings.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -28,7 +30,7 @@ struct Twin {
   void (*run)(torch::jit::Stack& stack) = nullptr;  // null: the operation of the one original
   // Gives the node's readers the twin, or leaves the node; null: the twin has the operands of the original.
   void (*write)(torch::jit::Node* node, c10::Symbol twin) = nullptr;
-  void (*restore)(torch::jit::Node* twin) = nullptr;  // the inverse
+  void (*restore)(torch::jit::Node* twin, Walk& walk) = nullptr;  // the inverse
   bool asks_readers = false;  // `write` does: the twins of readers are written before
 };
 
@@ -37,7 +39,7 @@ const std::vector<Twin>& twin_rows();
 // An op of a formula that becomes ops of ATen.
 struct Helper {
   const char* kind;
-  void (*restore)(torch::jit::Node* node);
+  void (*restore)(torch::jit::Node* node, Walk& walk);
 };
 
 void write_chunks(torch::jit::Graph& graph);  // chunks.cpp: chunks as autodiff leaves them alone
@@ -63,8 +65,8 @@ void register_operators_of_views();
 void slice_or_whole(torch::jit::Stack& stack);                               // whole_parts.cpp
 at::Tensor padded_or_same(const at::Tensor& self, at::IntArrayRef amounts);  // the operand where it may be
 
-// Has a node of that kind and these operands, before `node`, take its place.
-void put(torch::jit::Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands);
+// Has a node of that kind and these operands, before `node`, take its place in a walk over the graph.
+void put(torch::jit::Node* node, Walk& walk, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands);
 
 // Whether the list, which the graph makes, is as it was made wherever it is read.
 bool is_left_as_made(const torch::jit::Value* list);

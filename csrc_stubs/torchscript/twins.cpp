@@ -48,7 +48,7 @@ struct Known {
 struct KnownTwins {
   std::unordered_map<const c10::FunctionSchema*, Known> by_original;  // by the schema of ATen's op
   std::unordered_map<c10::Symbol, Known> by_kind;
-  std::unordered_map<c10::Symbol, void (*)(Node*)> helpers;  // what formulas are made of, by kind
+  std::unordered_map<c10::Symbol, void (*)(Node*, Walk&)> helpers;  // what formulas are made of, by kind
 };
 
 KnownTwins& known_twins() {
@@ -286,12 +286,12 @@ bool is_own_and_stays(const torch::jit::Value* value) {
          (op_facts().handed_on.count(maker->kind()) != 0 && is_own_and_stays(maker->input(0)));
 }
 
-void put(Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands) {
+void put(Node* node, Walk& walk, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands) {
   Node* made = node->owningGraph()->create(kind, operands, 1)->insertBefore(node);
   made->copyMetadata(node);
   made->output()->setType(node->output()->type());
   node->output()->replaceAllUsesWith(made->output());
-  node->destroy();
+  walk.destroy(node);
 }
 
 void register_twins() {
@@ -341,22 +341,24 @@ void write_twins(torch::jit::Graph& graph) {
 }
 
 void restore_twins(torch::jit::Graph& graph) {
-  for (Node* node : all_nodes(graph)) {
+  Walk walk(graph);
+  for (Node* node : walk) {
     const auto found = known_twins().by_kind.find(node->kind());
     if (found == known_twins().by_kind.end()) {
       continue;
     }
     if (found->second.row->restore) {
-      found->second.row->restore(node);
+      found->second.row->restore(node, walk);
     } else {
       node->replaceWithNewSymbol(found->second.original);
-      node->destroy();
+      walk.destroy(node);
     }
   }
-  for (Node* node : all_nodes(graph)) {
+  Walk behind(graph);
+  for (Node* node : behind) {
     const auto found = known_twins().helpers.find(node->kind());
     if (found != known_twins().helpers.end()) {
-      found->second(node);
+      found->second(node, behind);
     }
   }
   restore_chunks(graph);

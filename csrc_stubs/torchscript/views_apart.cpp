@@ -237,9 +237,9 @@ void keep_views_apart(Graph& graph, const Node* first) {
 }
 
 std::vector<Helper> helpers_of_views() {
-  return {{kApart, [](Node* node) {
+  return {{kApart, [](Node* node, Walk& walk) {
              node->output()->replaceAllUsesWith(node->input(0));
-             node->destroy();
+             walk.destroy(node);
            }}};
 }
 

@@ -31,13 +31,13 @@
 // graphs that read them, as their gradients do. So the op comes before all that, and has its own backward.
 
 #include "torchscript/weight_casts.h"
+#include "graph/memory.h"
 #include "torchscript/front.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/constants.h"
 
-#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -100,11 +100,11 @@ bool has_heavy_readers(const Value* value, const Node* first) {
 
 // Whether the graph may change a weight, or put another one in its place, before it is cast: what Python
 // has defined may do anything. Nodes in branches are among `nodes`.
-bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*>& nodes, Graph& graph) {
-  const torch::jit::AliasDb aliases(graph.shared_from_this());
+bool may_be_written(const std::vector<Value*>& weights, const std::vector<Node*>& nodes, Graph& graph) {
+  const Memory memory(graph.shared_from_this(), op_facts().hidden_views);
   return std::any_of(nodes.begin(), nodes.end(), [&](Node* node) {
     return (node->kind() != c10::prim::GetAttr && !is_known(node)) ||
-           (node->blocks().empty() && aliases.writesToAlias(node, weights) && !writes_to_statistics(node));
+           (node->blocks().empty() && memory.writes_to(node, weights) && !writes_to_statistics(node));
   });
 }
 
@@ -186,12 +186,12 @@ void cast_together_before(Node* place, const std::vector<Node*>& casts, const Ca
 void cast_weights_together(Graph& graph, const Node* first) {
   const auto nodes = all_nodes(graph);
   std::map<CastNumbers, std::vector<Node*>> casts;
-  torch::jit::ValueSet weights;
+  std::vector<Value*> weights;
   for (Node* node : nodes) {
     const CastNumbers numbers = numbers_of_weight_cast(node, first);
     if (!numbers.empty()) {
       casts[numbers].push_back(node);
-      weights.insert(node->input(0));
+      weights.push_back(node->input(0));
     }
   }
   if (weights.size() < kLeast || may_be_written(weights, nodes, graph)) {

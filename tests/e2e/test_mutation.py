@@ -174,3 +174,24 @@ def test_a_write_is_seen_through_views_that_schemas_hide(device, view, written):
             for got, want in zip(scripted(x), scope["f"](y), strict=True):
                 assert torch.equal(got, want)
             assert torch.equal(x, y)
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("written", WRITERS)
+@pytest.mark.parametrize("view", HIDDEN_VIEWS)
+def test_a_write_is_seen_through_hidden_views_in_training(device, view, written):
+    source = f"def f(x: Tensor):\n    x = x * 1\n    {WRITERS[written].format(view=view)}\n"
+    scope = {"torch": torch, "Tensor": torch.Tensor}
+    exec(source, scope)
+    scripted = torch.jit.CompilationUnit(source).f
+    with tsfuser.fuser():
+        for _ in range(4):
+            x, y = (torch.arange(12.0, device=device).reshape(3, 4).requires_grad_() for _ in range(2))
+            try:
+                wanted = scope["f"](y)
+                sum((k + 1) * t.sum() for k, t in enumerate(wanted)).backward()
+            except RuntimeError:
+                return  # eager refuses the program, or its backward
+            found = scripted(x)
+            sum((k + 1) * t.sum() for k, t in enumerate(found)).backward()
+            assert all(map(torch.equal, found, wanted)) and torch.equal(x.grad, y.grad)

@@ -127,7 +127,7 @@ def test_a_breach_is_found(tmp_path, path, text, problem):
     assert problem in problems(tmp_path)
 
 
-CPP_LAYERS = ("call", "group", "torchscript", "interpreter", "bindings")
+CPP_LAYERS = ("call", "group", "graph", "torchscript", "interpreter", "bindings")
 
 
 def upward_includes(folder):

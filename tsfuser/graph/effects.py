@@ -17,6 +17,7 @@ from itertools import zip_longest
 
 import torch
 
+from .. import _C
 from ..ops import table, without_row
 from .rows import row_of
 from .wrapper import (
@@ -26,8 +27,6 @@ from .wrapper import (
     all_nodes,
     blocks,
     constant_of,
-    graph_inputs,
-    ids,
     inputs,
     is_constant,
     is_tensor,
@@ -177,26 +176,6 @@ def may_return_operand(node: Node) -> bool:
     return node.kind() in SECRET_VIEWS or (found is not None and found.aliases)
 
 
-def _analysed(graph: Graph, nodes: list[Node]) -> set[int]:
-    """The values of the graph: its inputs, and those of `nodes`, which are all of its nodes, and of their
-    blocks."""
-    values = list(graph_inputs(graph))
-    for node in nodes:
-        values += outputs(node)
-        for block in blocks(node):
-            values += block.inputs()
-    return set(ids(values))
-
-
-def _with_items(value: Value) -> list[Value]:
-    """The value and, of a list, what is put into it and what is taken from it."""
-    put = inputs(value.node()) if value.node().kind() == "prim::ListConstruct" else []
-    takers = [
-        use.user for use in value.uses() if use.user.kind() in ("prim::ListUnpack", "aten::__getitem__")
-    ]
-    return [value, *put, *(item for node in takers for item in outputs(node))]
-
-
 class Effects:
     """The effects of a whole graph: made once, asked for each block."""
 
@@ -206,57 +185,35 @@ class Effects:
         #: Whether anything in the graph may write.
         self.writes = writes = WRITES in found
         self._pure = found <= {PURE}  # and stays so: passes make pure nodes only
-        self._aliases = graph.alias_db() if writes else None
-        self._written: dict[int, bool] = {}
-        #: The values that alias analysis knows; it raises for others, or says that nothing writes to them.
-        self._analysed = _analysed(graph, nodes) if writes else set()
-        #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong
-        #: about the graph.
-        self.misled = False
-        secret = [node for node in nodes if node.kind() in SECRET_VIEWS] if writes else []
-        self._secrets = [v for node in nodes for v in secretly_written(node)] if writes else []
-        if any(v.node().kind().startswith("aten::") for v in self._secrets):
-            self.misled = True  # computed here: its node may join a group, and be gone
-        else:
-            touched = (v for node in secret for v in [*inputs(node), *outputs(node)])
-            self.misled = any(self.is_written(item) for v in touched for item in _with_items(v))
+        secrets = [v for node in nodes for v in secretly_written(node)] if writes else []
+        self._memory = _C.Memory(graph, secrets) if writes else None
+        self._learned: dict[int, bool] = {}
+        #: Whether statistics are written that the graph computes: their nodes may join groups, and be gone.
+        self._of_any = any(v.node().kind().startswith("aten::") for v in secrets)
+        #: Whether torch's passes would be wrong about what is written.
+        self.misled = self._of_any or (self._memory is not None and self._memory.hides_writes())
 
     def is_written(self, value: Value) -> bool:
-        """Whether anything in the graph may write to memory that the value may share; where alias analysis
-        is misled, this may be so for any value, and so it may for a value that was made after the analysis
-        if nobody has said how it is (`learn`)."""
-        if not self.writes:
-            return False
-        if self.misled:
-            return True
-        key = value.unique()
-        if key not in self._written:
-            if key not in self._analysed:
-                return True
-            # Alias analysis answers for the list itself, to which nobody appends, not for its elements.
-            elements = inputs(value.node()) if value.node().kind() == "prim::ListConstruct" else []
-            self._written[key] = (
-                self._aliases.has_writers(value)
-                or any(self._aliases.may_contain_alias(value, w) for w in self._secrets)
-                or any(self.is_written(element) for element in elements)
-            )
-        return self._written[key]
+        """Whether anything in the graph may write to memory that the value may share. It may, of a value that
+        was made after the analysis, if nobody has said how it is (`learn`)."""
+        if self._memory is None or self._of_any:
+            return self.writes
+        learned = self._learned.get(value.unique())
+        return self._memory.is_written(value) if learned is None else learned
 
     def is_changed(self, value: Value) -> bool:
         """Whether anything in the graph may change which items the list `value` has. What writes to items
         that are tensors does not."""
-        if not self.writes:
-            return False
-        return self.misled or value.unique() not in self._analysed or self._aliases.has_writers(value)
+        return self.writes and (self._of_any or self._memory.is_changed(value))
 
     def learn(self, values: list[Value], written: bool) -> None:
         """Says whether values are written that were made after the analysis."""
-        self._written.update((v.unique(), written) for v in values)
+        self._learned.update((v.unique(), written) for v in values)
 
     def may_return_written(self, node: Node) -> bool:
         """Whether a result of the node may be a view of a tensor that is written: a group would return a
         copy."""
-        if self._aliases is None or not may_return_operand(node):
+        if not self.writes or not may_return_operand(node):
             return False
         found = row_of(node)
         names = found[1].arguments if found else ()
@@ -292,10 +249,10 @@ class Effects:
         return after
 
     def _touches_written(self, node: Node) -> bool:
-        if self._aliases is None or node.kind() == "prim::Constant" or node.kind() in _HOLDERS:
+        if not self.writes or node.kind() == "prim::Constant" or node.kind() in _HOLDERS:
             return False
         if node.kind() == "prim::GetAttr":  # which reads what the module holds, not what is in a tensor
-            return self._aliases.has_writers(node.inputsAt(0))
+            return self.is_changed(node.inputsAt(0))
         if any(self.is_written(v) for v in inputs(node)):
             return True
         return any(self._touches_written(inner) for block in blocks(node) for inner in nodes_in(block))
