@@ -4,7 +4,9 @@ In: an environment with torch 2.11 or later and a C++ compiler; no CUDA toolkit,
 Out: the package. Example: `pip install --no-build-isolation .`
 """
 
+import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -63,6 +65,11 @@ def precompile(build, extension) -> Path:
     return header
 
 
+def given_flags() -> list[str]:
+    """The flags of CFLAGS: behind those of this file, so that they win."""
+    return shlex.split(os.environ.get("CFLAGS", ""))
+
+
 def extension_build() -> dict:
     """`setup` arguments that build the extension; ends the set-up where torch is missing or too old."""
     try:
@@ -87,7 +94,7 @@ def extension_build() -> dict:
         "tsfuser._C",
         sorted(path.as_posix() for path in SOURCES.glob("*/*.cpp")),
         include_dirs=[str(SOURCES.resolve())],
-        extra_compile_args=["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", "-Wall"],
+        extra_compile_args=["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", "-Wall", *given_flags()],
         extra_link_args=cpp_runtime(),
         depends=sorted(str(path) for pattern in ("*/*.h", "*/*.cpp") for path in SOURCES.glob(pattern)),
     )
