@@ -6,13 +6,15 @@ import torch
 
 from kit import random_jobs
 from kit.random_compare import compare, expectation
-from kit.random_families import FEATURES, features_of
+from kit.random_families import FIRST, LATER, features_of
 from kit.random_jobs import Job, run_jobs
 from kit.random_ops import Statement
 from kit.random_outcome import RAISED, incoming
-from kit.random_programs import execute, prepared, sweep
+from kit.random_programs import prepared, sweep
+from kit.random_scripted import execute
 from kit.random_shrink import script_of, shrink
-from kit.random_world import Input, Program, generate
+from kit.random_inputs import Input
+from kit.random_world import Program, generate
 from tsfuser.frontends.torchscript.training import differentiable
 from tsfuser.planning import compile as pipeline
 
@@ -65,16 +67,16 @@ def test_programs_that_failed_once(place, target):
 def test_random_families(place, target, request):
     """Branches, autocast, calls that change, inputs that are written, empty tensors, special values."""
     count = 2000 if request.config.getoption("--long") else COUNT.get(target, 40)
-    run(range(100000, 100000 + count), target, place, FEATURES)
+    run(range(100000, 100000 + count), target, place, FIRST)
 
 
 @pytest.mark.graphs
 def test_programs_of_families_that_failed_once(place, target):
-    run(FAMILIES_FAILED_ONCE, target, place, FEATURES)
+    run(FAMILIES_FAILED_ONCE, target, place, FIRST)
 
 
 def test_every_family_has_programs():
-    made = {name: [generate(seed, (name,)) for seed in range(8)] for name in FEATURES}
+    made = {name: [generate(seed, (name,)) for seed in range(8)] for name in FIRST}
     assert all(any(programs) for programs in made.values())
     texts = {name: "".join(p.source() for p in programs if p) for name, programs in made.items()}
     assert "    if " in texts["branches"] or "    for " in texts["branches"]
@@ -97,8 +99,8 @@ def test_every_family_has_programs():
 def test_kernels_that_compute_something_else_are_found(place, monkeypatch):
     made = pipeline.emit.source
     monkeypatch.setattr(pipeline.emit, "source", lambda kernel: made(kernel).replace("tanh(", "sin("))
-    seeds = [seed for seed in range(300) if "tanh" in str(generate(seed, features_of(seed, FEATURES)))][:16]
-    _, failed, _ = sweep(seeds, place, opt_level=0, report=lambda line: None, features=FEATURES)
+    seeds = [seed for seed in range(300) if "tanh" in str(generate(seed, features_of(seed, FIRST)))][:16]
+    _, failed, _ = sweep(seeds, place, opt_level=0, report=lambda line: None, features=FIRST)
     assert failed
 
 
@@ -158,7 +160,7 @@ def test_a_product_that_overflows_on_the_way_may_be_anything():
 @pytest.mark.parametrize("seed, call", [(1614496, 1), (1621451, 1)])
 def test_where_doubles_overflow_anything_may_be(seed, call):
     """A mean in a list, and a product and a sum in a loop: no wider dtype says what is right."""
-    expected = expectation(generate(seed, features_of(seed, FEATURES)), call, "cpu")
+    expected = expectation(generate(seed, features_of(seed, FIRST)), call, "cpu")
     eager, exact, allowed = expected["result 0"]
     lost = ~exact.isfinite()
     assert eager.dtype == torch.float64 and 0 < int(lost.sum()) < lost.numel()

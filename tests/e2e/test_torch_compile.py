@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tsfuser
 from kit import lookups
 from kit.compiled_models import MODELS
-from kit.random_compiled import sweep
+from kit.random_programs import sweep
 from kit.support import assert_matches
 from tsfuser.errors import TsfuserWarning
 from tsfuser.frontends.dynamo.program import compile_graph
@@ -452,10 +452,9 @@ def test_scripted_functions_inside_keep_torchscripts_errors():
 
 
 def test_random_programs(place):
-    """`python -m kit.random_compiled` runs more of them."""
-    count, failed = sweep(range(8), place)
-    assert count > 4 and not failed, failed
-    assert tsfuser.stats()["launches"] > 0
+    """`python -m kit.random_programs --door compile` runs more of them."""
+    counts, failed, _ = sweep(range(8), place, opt_level=0, report=lambda line: None, door="compile")
+    assert counts["programs"] > 4 and counts["fused"] > 0 and not failed, failed
 
 
 @pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")

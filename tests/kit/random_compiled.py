@@ -1,84 +1,107 @@
 """Random programs through torch.compile, against eager.
 
-    export PYTHONPATH=.:tests
-    python -m kit.random_compiled --seeds 0:1000 [--target cuda] [--features branches,written]
+In: Runs (random_programs.py). Out: what is wrong with each, in the Run. The programs and what they should give
+are those of TorchScript, but for strides: those of a result are what torch's metadata promise while it traces,
+which now and then are others than those of its kernels. What torch's own `aot_eager` gives, too, is no
+difference: it runs the same graphs op by op. Nor is a backward that raises because an input was written to, if
+it does not with `{"recompute": False}`. Example:
 
-The programs and what they should give are those of `kit.random_programs`, but for strides: those of a result
-are what torch's metadata promise while it traces, which now and then are others than those of its kernels.
-What torch's own `aot_eager` gives, too, is no difference: it runs the same graphs op by op. Nor is a backward
-that raises because an input was written to, if it does not with `{"recompute": False}`. Exit status 1: there
-was one.
+    refusals = execute(runs, "cpu")
 """
 
-import argparse
-import sys
-import time
 import warnings
+from collections import Counter
 
 import torch
 
 import tsfuser
 from kit.batch import collecting, load
-from kit.random_compare import adds_gradients, differences
-from kit.random_families import FEATURES, features_of
-from kit.random_outcome import RAISED
-from kit.random_programs import prepared, target
-from kit.random_world import generate
+from kit.random_compare import adds_gradients
+from kit.random_outcome import RAISED, REFUSED
+from kit.random_scripted import note
+from kit.support import counted
+
+#: Families whose every op is in a group, or is called by C++: nothing is left to Python.
+WHOLE = ("updates", "optimizers")
+#: torch.compile's `dynamic` by the seed of a program.
+DYNAMIC = (True, None)
+#: Each optimizer that is made compiles `step` anew, which is one function for all.
+LIMITS = {"recompile_limit": 10000, "accumulated_recompile_limit": 10000}
 
 
-def compiled(program, backend="tsfuser", **choices):
-    """The program, compiled anew for any sizes."""
+def compiled(run, backend="tsfuser", **choices):
+    """The program, compiled anew: for any sizes at once, or for those of the first call at first. Or what
+    compiles the step of an optimizer."""
+    if "optimizers" in run.program.features:
+        return lambda step: torch.compile(step, backend=backend, **choices)
     space = {"torch": torch, "Tensor": torch.Tensor}
-    exec(program.source(), space)
-    return torch.compile(space["f"], backend=backend, dynamic=True, **choices)
+    exec(run.program.source(), space)
+    return torch.compile(space["f"], backend=backend, dynamic=DYNAMIC[run.seed % 2], **choices)
 
 
 def problem(run, device, function):
     """What is wrong with the calls of a program that `function` makes; "" for nothing."""
-    for call, expected in enumerate(run.expected):
+    free = "optimizers" in run.program.features or adds_gradients(run.program)
+    for call in range(len(run.expected)):
         try:
             found = run.program.outcome(function, call, device)
         except Exception as error:
             return f"call {call} raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        for name, (eager, *_) in expected.items():
+        for name, (eager, *_) in run.expected[call].items():
             if name in found and found[name].shape == eager.shape and found[name].stride() != eager.stride():
                 found[name] = torch.empty_like(eager, dtype=found[name].dtype).copy_(found[name])
-        wrong = differences(found, expected, adds_gradients(run.program))
+        if _both_refuse(found, run.expected[call]):
+            continue
+        wrong = run.differ(found, call, device, free)
         if wrong:
             return f"call {call}: {next(iter(wrong.values()))}"
     return ""
 
 
-def sweep(seeds, device, features=(), batch=50, report=print):
-    """Runs the programs of `seeds`; returns how many there were, and the (seed, what is wrong)."""
-    seeds, failed, count, start = list(seeds), [], 0, time.monotonic()
-    for k in range(0, len(seeds), batch):
-        made = ((s, generate(s, features and features_of(s, features))) for s in seeds[k : k + batch])
-        runs = [run for run in (prepared(s, p, device) for s, p in made if p is not None) if run]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch._dynamo.reset()
-            functions = [compiled(run.program) for run in runs]
-            with collecting() as kernels:
-                for run, function in zip(runs, functions):
-                    problem(run, device, function)
-            load(kernels)
+def _both_refuse(found, expected):
+    """Whether both raise: the messages name what was traced."""
+    return all(any(name.startswith(REFUSED) for name in names) for names in (found, expected))
+
+
+def execute(runs, device, opt_level=1, jobs=1, progress=None):
+    """Runs programs compiled; what is wrong stays in the Runs. Returns the reasons of refusals."""
+    with warnings.catch_warnings(), torch._dynamo.config.patch(**LIMITS):
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
+        functions = [compiled(run) for run in runs]
+        with collecting() as kernels:
             for run, function in zip(runs, functions):
+                note(progress, run)
+                before = tsfuser.stats()
+                problem(run, device, function)
+                run.wrong = _unfused(run, before, tsfuser.stats())
+        load(kernels, opt_level, jobs)
+        for run, function in zip(runs, functions):
+            note(progress, run)
+            with counted() as rise:
                 what = problem(run, device, function)
-                if what and not _is_allowed(what, run, device):
-                    failed.append((run.seed, what))
-                    report(f"seed {run.seed}: {what}")
-        count += len(runs)
-        minutes = (time.monotonic() - start) / 60
-        report(f"{count} programs, {len(failed)} wrong, {count / minutes:.0f} a minute")
-    return count, failed
+            run.launches = rise["launches"]
+            if what and _is_allowed(what, run, device):
+                run.excused = what
+            else:
+                run.wrong = what or run.wrong
+    return Counter(tsfuser.stats()["fallbacks"])
+
+
+def _unfused(run, before, after):
+    """Which graphs were given up since, or ops left to Python that never should be; "" for none."""
+    for name in ("graphs_unfused", "left_to_python"):
+        new = [reason for reason, count in after[name].items() if count > before[name].get(reason, 0)]
+        if new and (name == "graphs_unfused" or set(WHOLE) & set(run.program.features)):
+            return f"{name}: {new[0]}"
+    return ""
 
 
 def _is_allowed(what, run, device):
     """Whether this difference from eager is torch's, or in the guide's limits."""
-    if RAISED in what and not problem(run, device, compiled(run.program, options={"recompute": False})):
+    if RAISED in what and not problem(run, device, compiled(run, options={"recompute": False})):
         return True
-    return _same(what, problem(run, device, compiled(run.program, "aot_eager")))
+    return _same(what, problem(run, device, compiled(run, "aot_eager")))
 
 
 def _same(what, other):
@@ -88,21 +111,3 @@ def _same(what, other):
         if end in what:
             return what.partition(end)[0] == other.partition(end)[0] and end in other
     return what == other
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", default="0:100", help="from:to")
-    parser.add_argument("--target", default="cpu", choices=("cpu", "cpu-fibers", "cuda"))
-    parser.add_argument("--features", default="", help=f"of {','.join(FEATURES)}, or all")
-    arguments = parser.parse_args()
-    first, last = map(int, arguments.seeds.split(":"))
-    features = FEATURES if arguments.features == "all" else tuple(filter(None, arguments.features.split(",")))
-    with target(arguments.target) as device:
-        _, failed = sweep(range(first, last), device, features)
-    print(tsfuser.stats())
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

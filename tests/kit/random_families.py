@@ -11,13 +11,22 @@ import re
 
 import torch
 
-from kit.random_ops import Statement
+from kit.random_kinds import cast, extreme, loop, seen, update, viewed
+from kit.random_ops import Statement, written
 
 #: branches: functions with branches, loops, lists and tuples. autocast: to bfloat16, with matrix products.
 #: changes: dtype, rank, layout and requires_grad of inputs change from call to call. written: inputs are
 #: written between forward and backward. empty: tensors without elements, and 0-dim ones. special: inf and
 #: nan. limits: the largest, least and subnormal numbers of a dtype.
-FEATURES = ("branches", "autocast", "changes", "written", "empty", "special", "limits")
+FIRST = ("branches", "autocast", "changes", "written", "empty", "special", "limits")
+#: What real programs broke. extremes: the largest and the like, with other readers of their operands. loops:
+#: that run zero times, with writes behind them. casts: `to` in all its forms. views: that branches give.
+#: strides: custom ops that see them. updates: what optimizers do, op by op. complex: calls with complex
+#: inputs after real ones, which eager may reject. optimizers: steps of torch.optim, compiled.
+LATER = ("extremes", "loops", "casts", "views", "strides", "updates", "complex", "optimizers")
+FEATURES = FIRST + LATER
+#: Values that these families do not have: which of them a comparison or a cast gives is up to the kernel.
+ORDINARY = ("extremes", "strides", "updates", "complex")
 LAYOUTS = ("dense", "transposed", "strided", "shifted", "expanded")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 
@@ -78,7 +87,16 @@ def features_of(seed, wanted):
     chosen = rng.sample(wanted, min(len(wanted), rng.choice((1, 1, 2, 3))))
     if {"special", "limits"} <= set(chosen):
         chosen.remove("special")
+    if set(chosen) & set(ORDINARY):
+        chosen = [name for name in chosen if name not in ("special", "limits")]
+    if "optimizers" in chosen:
+        return ("optimizers",)
     return tuple(name for name in FEATURES if name in chosen)
+
+
+def makers(features):
+    """(weight, maker of statements) of the families."""
+    return [(weight, make) for name, weight, make in _MAKERS if name in features]
 
 
 def block(rng, operands, tensor):
@@ -105,6 +123,28 @@ def product(rng, operands, tensor):
         "torch.matmul({0}, {1}) * 0.0625", "torch.matmul({0}.transpose(-1, -2), {0}) * 0.0625 + 1",
     )  # fmt: skip
     return Statement(rng.choice(templates), operands)
+
+
+#: family -> how often it makes which statements, beside those that all programs have
+_MAKERS = (
+    ("branches", 12, block), ("autocast", 12, product), ("extremes", 24, extreme), ("loops", 10, loop),
+    ("loops", 4, written), ("casts", 24, cast), ("views", 16, viewed), ("strides", 16, seen),
+    ("updates", 24, update), ("complex", 8, written),
+)  # fmt: skip
+
+
+def complex_calls(rng, inputs, calls):
+    """For each call which inputs are complex: none in the first one."""
+    able = [i for i in inputs if i.name[0] == "x" and i.dtype.is_floating_point]
+    found = [{}]
+    for _ in calls[1:]:
+        some = [i for i in able if rng.random() < 0.7]
+        found.append({i.name: {"dtype": _complex_of(i.dtype)} for i in some} if rng.random() < 0.7 else {})
+    return tuple(found)
+
+
+def _complex_of(dtype):
+    return torch.complex128 if dtype == torch.float64 else torch.complex64
 
 
 def changes(rng, inputs, calls, gradients):

@@ -26,8 +26,8 @@ HANGS = 900  # seconds after which a batch counts as one that hangs
 
 @dataclass(frozen=True)
 class Job:
-    """Seeds from `first` to `last` - 1 without `skipped`. With `shrink` only the least program that differs
-    is told."""
+    """Seeds from `first` to `last` - 1 without `skipped`, through `door`, of random_programs.py. With `shrink`
+    only the least program that differs is told."""
 
     first: int
     last: int
@@ -35,8 +35,12 @@ class Job:
     target: str
     batch: int
     opt: int
+    door: str = "script"
     skipped: tuple = ()
     shrink: bool = False
+
+
+DOORS = {"script": ("script",), "compile": ("compile",), "both": ("script", "compile")}
 
 
 def run_jobs(job, jobs, shrunk):
@@ -49,22 +53,43 @@ def run_jobs(job, jobs, shrunk):
                 total.update(line["counts"])
                 print(summary(total, time.monotonic() - start), flush=True)
             elif "wrong" in line:
-                failed[line["seed"]] = line["wrong"]
-                print(f"seed {line['seed']}: {line['wrong']}", flush=True)
+                failed[line["seed"], line.get("door", job.door)] = line["wrong"]
+                print(f"seed {line['seed']} {line.get('door', '')}: {line['wrong']}", flush=True)
             elif "script" in line:
                 print(f"\n# ---- seed {line['seed']}\n{line['script']}", flush=True)
 
-    count = min(job.last - job.first, max(jobs, (job.last - job.first) // max(4 * job.batch, 1)))
-    ends = [job.first + (job.last - job.first) * k // count for k in range(count + 1)]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda ab: _through(replace(job, first=ab[0], last=ab[1]), told), zip(ends, ends[1:])))
+        list(pool.map(lambda part: _through(part, told), _parts(job, jobs)))
     print(summary(total, time.monotonic() - start), flush=True)
-    for name in job.features:
-        print(f"  {name}: {total[f'of {name}']} programs")
-    alone = [replace(job, first=seed, last=seed + 1, shrink=True) for seed in sorted(failed)[:shrunk]]
+    print(table(total), flush=True)
+    alone = [
+        replace(job, first=seed, last=seed + 1, door=door, shrink=True)
+        for seed, door in sorted(failed)[:shrunk]
+    ]
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda one: _run(one, told), alone))
     return int(bool(failed))
+
+
+def _parts(job, jobs):
+    """The job in parts of a few batches, in turn of each door."""
+    seeds = job.last - job.first
+    count = min(seeds, max(jobs, seeds // max(4 * job.batch, 1)))
+    ends = [job.first + seeds * k // count for k in range(count + 1)]
+    parts = [replace(job, first=a, last=b) for a, b in zip(ends, ends[1:])]
+    return [replace(part, door=door) for part in parts for door in DOORS[job.door]]
+
+
+def table(total):
+    """By door and family: programs, how many of a hundred ran fused, differences. A program is counted in each
+    of its families, and once in the sums."""
+    rows = sorted({tuple(name.split(" ")[:2]) for name in total if name.endswith(" programs")})
+    lines = [f"{'door':<9}{'family':<12}{'programs':>9}{'fused %':>9}{'differences':>13}"]
+    for door, family in rows:
+        of = {what: total[f"{door} {family} {what}"] for what in ("programs", "fused", "differences")}
+        share = 100 * of["fused"] / max(of["programs"], 1)
+        lines.append(f"{door:<9}{family:<12}{of['programs']:>9}{share:>9.1f}{of['differences']:>13}")
+    return "\n".join(lines)
 
 
 def summary(total, seconds):
@@ -84,7 +109,7 @@ def _through(job, told):
         if died is None:
             return
         seed, why = died
-        told({"seed": seed, "wrong": why})
+        told({"seed": seed, "door": job.door, "wrong": why})
         told({"counts": {"died": 1}})
         if seed in job.skipped:
             return  # it dies whatever it runs
@@ -150,14 +175,14 @@ def main():
     faulthandler.dump_traceback_later(HANGS, exit=True)
     with random_programs.target(job.target) as device:
         counts, failed, _ = random_programs.sweep(
-            seeds, device, job.opt, 1, job.batch, lambda text: None, job.features, finished, progress
+            seeds, device, job.opt, 1, job.batch, lambda text: None, job.features, finished, progress, job.door
         )
         for run in failed:
             if job.shrink:
-                program, wrong = shrink(run, device)
-                _tell(seed=run.seed, script=script_of(program, job.target, wrong, run.seed))
+                program, wrong = shrink(run, device, job.door)
+                _tell(seed=run.seed, script=script_of(program, job.target, wrong, run.seed, job.door))
             else:
-                _tell(seed=run.seed, wrong=run.wrong)
+                _tell(seed=run.seed, door=job.door, wrong=run.wrong)
     _tell(ended=True)
 
 

@@ -1,7 +1,8 @@
 """The statements that random programs are made of.
 
 In: a random generator, the values so far. Out: `Statement`s: text with `{0}`, `{1}` for operands. `jump` is
-an expression that is 0 where the statement's value (`where` "value") or only its derivative ("slope") jumps:
+an expression that is 0 where the statement's value (`where` "value") or only its derivative ("slope", or
+"tie" where exact operands may be equal) jumps, or where rounded values that it compares are equal ("gap"):
 there a rounding error would be blown up, so operands must be exact or lie away from it. Example:
 
     Statement("torch.relu({0})", ("v3",), jump="{0}", where="slope")
@@ -14,8 +15,9 @@ import torch
 
 @dataclass(frozen=True)
 class Statement:
-    """`kind`: `value`, `view`, or `inplace`, which has no result of its own. `exact`: exact operands give an
-    exact result as long as its dtype holds it. `smooth` is False for what has no gradient to compare."""
+    """`kind`: `value`, `view`, `writing` for several lines that give a value and change what shares its
+    memory, or `inplace`, which has no result of its own. `exact`: exact operands give an exact result as long
+    as its dtype holds it. `smooth` is False for what has no gradient to compare."""
 
     template: str
     operands: tuple
@@ -116,7 +118,7 @@ def statement(rng, values, others=(), left_out=()):
     tensor = values[operands[0]]
     makers = (
         (6, _exact), (6, _smooth), (3, _kinked), (1, _bent), (3, _jumping), (1, _integral), (4, reduction),
-        (3, normal), (5, view), (3, merged), (2, _inplace), (0.5, _foreign), *others,
+        (3, normal), (5, view), (3, merged), (2, written), (0.5, _foreign), *others,
     )  # fmt: skip
     makers = [(weight, make) for weight, make in makers if make not in left_out]
     (make,) = rng.choices([m for _, m in makers], [weight for weight, _ in makers])
@@ -150,7 +152,7 @@ def _integral(rng, operands, tensor):
     return Statement(rng.choice(INTEGRAL), operands, exact=True, jump="{0} * 0", where="value")
 
 
-def _inplace(rng, operands, tensor):
+def written(rng, operands, tensor):
     template = rng.choice(INPLACE)
     jump = _KINKS_IN_PLACE.get(template, "")
     exact = template not in _ROUNDING_IN_PLACE

@@ -8,7 +8,6 @@ In: a function and its arguments. Out: what it gives, gradients, and what became
 """
 
 import contextlib
-import warnings
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -16,6 +15,28 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kit.support import copy_of
 
 RAISED = "raised in the backward"
+REFUSED = "raises"  # what eager rejects, with the message
+REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError, AttributeError)
+
+
+def refused(*arguments):
+    """`outcome`, or that there is none: what is raised is part of it."""
+    try:
+        return outcome(*arguments)
+    except REFUSALS as error:
+        return {f"{REFUSED} {last_line(error)}": torch.tensor(True)}
+
+
+def last_line(error):
+    """Of its message; without the type, which TorchScript's interpreter writes into it."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1].removeprefix(f"{type(error).__name__}: ")
+
+
+def wide_of(x):
+    """The dtype that has the exact values of `x`, a tensor."""
+    return torch.complex128 if x.is_complex() else torch.float64
+
 
 
 def outcome(function, arguments, gradients, backward=None, context=None, written=(), asks=False, moving=None):
@@ -23,8 +44,7 @@ def outcome(function, arguments, gradients, backward=None, context=None, written
     the forward and the backward. `written`: numbers of the arguments that are changed between them; that
     the backward then raises is part of the outcome. `asks`: so is which results require gradients. `moving`:
     numbers of the only results that a gradient comes for; None for all that require one."""
-    with warnings.catch_warnings(), context or contextlib.nullcontext():
-        warnings.simplefilter("ignore")
+    with context or contextlib.nullcontext():
         results = list(function(*arguments))
     found = {f"result {k}": t for k, t in enumerate(results)}
     inputs = [a for a in arguments if isinstance(a, torch.Tensor)]
@@ -64,4 +84,5 @@ def _copy(x):
 def incoming(result):
     """A gradient that is the same in every dtype: multiples of 1/4."""
     steps = (torch.arange(result.numel(), device=result.device) * 7 % 13 - 6).to(torch.float64) / 4
+    steps = steps * (1 + 0.5j) if result.is_complex() else steps
     return steps.reshape(result.shape).to(result.dtype)

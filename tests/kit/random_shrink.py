@@ -11,15 +11,19 @@ from dataclasses import replace
 
 import torch
 
-from kit.random_programs import MODES, fails
+from kit.random_compiled import DYNAMIC
+from kit.random_programs import fails
+from kit.random_scripted import MODES
 from kit.random_world import valid
 
 ATTEMPTS = 150  # programs tried, each compiled
 
 
-def shrink(run, device):
+def shrink(run, device, door="script"):
     """The least program found that fails in the same modes, and what is wrong with it."""
     program, wrong, left = run.program, run.wrong, ATTEMPTS
+    if "optimizers" in program.features:
+        return program, wrong
     changed = True
     while changed and left > 0:
         changed = False
@@ -29,7 +33,7 @@ def shrink(run, device):
             if valid(smaller) is None:
                 continue
             left -= 1
-            found = fails(run.seed, smaller, device)
+            found = fails(run.seed, smaller, device, door)
             if found:
                 program, wrong, changed = smaller, found, True
                 break
@@ -98,7 +102,7 @@ def _pruned(program):
     """Without statements that nothing depends on; in-place ones stay."""
     needed, kept = set(program.results), []
     for name, st in reversed(program.statements):
-        if not name or name in needed:
+        if not name or name in needed or st.kind == "writing":
             needed.update(_used(st))
             kept.append((name, st))
     return replace(program, statements=tuple(reversed(kept)))
@@ -109,15 +113,18 @@ _SCRIPT = '''\
 import contextlib
 import torch, tsfuser
 from torch import Tensor
-
+{ops}
 source = """
 {source}"""
 
 {layout}
 
 def run(f, given):
-    with torch.autocast(device, torch.bfloat16) if {autocast} else contextlib.nullcontext():
-        results = list(f(*given))
+    try:
+        with torch.autocast(device, torch.bfloat16) if {autocast} else contextlib.nullcontext():
+            results = list(f(*given))
+    except Exception as error:
+        return [torch.tensor(0), print("raises:", error)]
     leaves = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
     ends = [t for t in results if t.requires_grad]
     steps = [((torch.arange(t.numel()) * 7 % 13 - 6) / 4).reshape(t.shape) for t in ends]
@@ -138,21 +145,12 @@ calls = [
 {calls}]
 {modes}eager = {{"torch": torch, "Tensor": Tensor}}
 exec(source, eager)
-scripted, unfused = torch.jit.CompilationUnit(source).f, torch.jit.CompilationUnit(source).f
-with tsfuser.fuser():
-    for arguments in calls * 2:
-        for _ in range(3):
-            run(scripted, arguments())
-with torch.jit.fuser("none"):
-    for arguments in calls * 2:
-        for _ in range(3):
-            run(unfused, arguments())
-for arguments in calls:
-    with tsfuser.fuser():
-        fused = run(scripted, arguments())
-    with torch.jit.fuser("none"):
+{doors}for arguments in calls:
+    with fusing():
+        fused = run(mine, arguments())
+    with plainly():
         plain = run(unfused, arguments())
-    for k, found in enumerate(zip(fused, plain, run(eager["f"], arguments()), strict=True)):
+    for k, found in enumerate(zip(fused, plain, run(eager["f"], arguments()))):
         print(k)
         for name, t in zip(("fused", "unfused", "eager"), found):
             said = t if t is None else (t.dtype, t.requires_grad, t.stride(), t.flatten()[:8].tolist())
@@ -160,12 +158,29 @@ for arguments in calls:
 print(tsfuser.stats()["fallbacks"])
 '''
 
+_DOORS = {
+    "script": '''\
+mine, unfused = torch.jit.CompilationUnit(source).f, torch.jit.CompilationUnit(source).f
+fusing, plainly = tsfuser.fuser, lambda: torch.jit.fuser("none")
+for function, context in (mine, fusing), (unfused, plainly):
+    with context():
+        for arguments in calls * 2:
+            for _ in range(3):
+                run(function, arguments())
+''',
+    "compile": '''\
+mine, unfused = (torch.compile(eager["f"], backend=name, dynamic={dynamic}) for name in ("tsfuser", "aot_eager"))
+fusing, plainly = contextlib.nullcontext, contextlib.nullcontext
+''',
+}
 _LAYOUT = """\
 def make(shape, dtype, layout, seed, leaf, special=""):
     low = 0 if dtype in (torch.uint8, torch.bool) else -24
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(low, 25, shape, generator=generator)
     x = x > 12 if dtype == torch.bool else (x / 8).to(dtype)
+    if x.is_complex():
+        x = x + 1j * torch.randint(low, 25, shape, generator=generator) / 8
     if special and x.is_floating_point() and x.numel():
         f, inf = torch.finfo(dtype), float("inf")
         limits = [f.max, f.min, f.tiny, f.tiny / 4, -f.tiny / 2]
@@ -194,9 +209,14 @@ _KNOBS = {
 }
 
 
-def script_of(program, target, wrong, seed=0):
+def script_of(program, target, wrong, seed=0, door="script"):
     """The program as a script."""
+    if "optimizers" in program.features:
+        return f"# {wrong}\n{program.source()}"
+    ops = "from kit import strided_ops  # PYTHONPATH=tests\n" if "tsfuser_tests" in program.source() else ""
     return _SCRIPT.format(
+        doors=_DOORS[door].replace("{dynamic}", str(DYNAMIC[seed % 2])),
+        ops=ops,
         wrong=wrong.replace("\n", "\n# "),
         source=program.source(),
         layout=_LAYOUT,

@@ -17,9 +17,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kit.random_families import block, changes, product, with_special
+from kit import strided_ops  # noqa: F401  programs call them
+from kit.random_families import LATER, changes, complex_calls, makers
+from kit.random_inputs import Input
+from kit.random_kinds import gap, steps
 from kit.random_ops import dtypes, merged, normal, reduction, statement
-from kit.random_outcome import outcome, saved_copies
+from kit.random_outcome import REFUSALS, outcome, refused, saved_copies, wide_of
 from kit.roundings import Shaken
 from kit.support import EPSILON, copy_of
 
@@ -44,47 +47,6 @@ if torch.nn.functional.gelu(torch.full((16,), float("inf"))).isnan().any():
         _rules["gelu"] = False
 #: A statement that only casts; in double it gives its operand.
 CAST = re.compile(r"\{0\}\.(to|type_as|float|half|bfloat16|double)\(.*\)")
-REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError, AttributeError)
-
-
-@dataclass(frozen=True)
-class Input:
-    """`dims`: names of sizes, or 1. `special`: which values beyond ordinary ones it has, a name of a
-    family."""
-
-    name: str
-    dims: tuple
-    dtype: torch.dtype
-    layout: str
-    seed: int
-    leaf: bool = False
-    special: str = ""
-
-    def make(self, sizes):
-        """The tensor, on the CPU: multiples of 1/8 from -3 to 3, and what is special."""
-        shape = [sizes.get(d, d) for d in self.dims]
-        generator = torch.Generator().manual_seed(self.seed)
-        low = 0 if self.dtype in (torch.uint8, torch.bool) else -24
-        x = torch.randint(low, 25, shape, generator=generator)
-        x = x > 12 if self.dtype == torch.bool else (x / 8).to(self.dtype)
-        x = with_special(x, self.special, generator)
-        return laid_out(x, self.layout).requires_grad_(self.leaf)
-
-
-def laid_out(x, layout):
-    """`x` with other strides or another start in memory."""
-    if layout == "transposed":
-        order = list(range(x.dim()))[::-1]
-        return x.permute(order).contiguous().permute(order)
-    if layout == "strided":
-        return torch.stack([x, x], -1)[..., 0]
-    if layout == "shifted":
-        return torch.cat([torch.zeros(1, dtype=x.dtype), x.flatten()])[1:].view(x.shape)
-    if layout == "expanded" and x.dim() and x.size(0):
-        return x[:1].expand(x.shape)
-    if layout == "last" and x.dim() == 4:
-        return x.contiguous(memory_format=torch.channels_last)
-    return x
 
 
 @dataclass(frozen=True)
@@ -100,6 +62,11 @@ class Program:
     changes: tuple = ()
     written: tuple = ()
     features: tuple = ()
+
+    @property
+    def doors(self):
+        """What it runs through: TorchScript, torch.compile."""
+        return ("script", "compile")
 
     @property
     def gradients(self):
@@ -122,7 +89,8 @@ class Program:
         context = self.context(device) if arguments is None else contextlib.nullcontext()
         written = [k for k, i in enumerate(self.inputs) if i.name in self.written]
         asks = bool(self.features)
-        return outcome(function, given, self.gradients, backward, context, written, asks, moving)
+        make = refused if "complex" in self.features else outcome
+        return make(function, given, self.gradients, backward, context, written, asks, moving)
 
     def source(self):
         heads = [f"{i.name}: Tensor" for i in self.inputs] + ["s: float", "n: int"]
@@ -140,24 +108,29 @@ class Program:
 
 def widened(x):
     """`x` in double, with its aliasing lost."""
-    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
-    return x.detach().to(torch.float64, copy=True).requires_grad_(x.requires_grad) if floating else x
+    fractions = isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+    return x.detach().to(wide_of(x), copy=True).requires_grad_(x.requires_grad) if fractions else x
 
 
 def _wide_text(text):
     for name in ("float32", "float16", "bfloat16"):
         text = text.replace(f"torch.{name}", "torch.float64")
-    return text.replace(".float()", ".double()")
+    for name in ("float", "half", "bfloat16"):
+        text = text.replace(f".{name}()", ".double()")
+    return text
 
 
 class World:
-    """One call of a program, eagerly (`plain`) and in double (`wide`), a statement at a time."""
+    """One call of a program, eagerly (`plain`) and in double (`wide`), a statement at a time. `ended`: eager
+    has rejected a statement, so that what follows does not run."""
 
     def __init__(self, program, call, gradients):
         names, arguments = [i.name for i in program.inputs] + ["s", "n"], program.arguments(call)
         self.gradients, self.context = gradients, lambda: program.context("cpu")
         self.special = {"special", "limits"} & set(program.features)
         self.limits = "limits" in program.features
+        self.complex = any(x.is_complex() for x in arguments if isinstance(x, torch.Tensor))
+        self.ended = False
         self.plain = dict(zip(names, arguments))
         self.wide = {name: _copied(value) for name, value in self.plain.items()}
         self.exact = set(names)
@@ -165,8 +138,11 @@ class World:
     def tensors(self):
         return {name: x for name, x in self.plain.items() if isinstance(x, torch.Tensor)}
 
-    def step(self, name, st):
-        """Runs a statement; False where it is refused, or cannot be compared."""
+    def step(self, name, st, may_end=True):
+        """Runs a statement; False where it is refused, or cannot be compared. `may_end`: with complex inputs
+        the call may end here."""
+        if self.ended:
+            return True
         used = [o for k, o in enumerate(st.operands) if f"{{{k}}}" in st.template]
         exact = all(o in self.exact for o in used)
         if not self._away_from_jumps(st, exact) or self._is_unclear(st):
@@ -176,15 +152,16 @@ class World:
                 plain = execute(name, st.text(name), self.plain)
             wide = execute(name, _wide_text(st.text(name)), self.wide, torch.float64)
         except REFUSALS:
-            return False
+            self.ended = may_end and any(_is_complex(self.plain[o]) for o in used)
+            return self.ended
         target = name or used[0]
         if not self._sound(plain, wide, st, exact):
             self.plain.pop(name, None)
             self.wide.pop(name, None)
             return False
-        if st.kind == "inplace":
+        if st.kind in ("inplace", "writing"):
             self._written(target, st.exact and exact)
-        elif st.exact and exact and _equal(plain, wide):
+        if st.kind != "inplace" and st.exact and exact and _equal(plain, wide):
             self.exact.add(target)
         return True
 
@@ -193,7 +170,9 @@ class World:
         return any(op in st.template and (self.gradients or not trained) for op, trained in named)
 
     def _away_from_jumps(self, st, exact):
-        if not st.jump or (st.where == "slope" and not self.gradients) or (st.where == "value" and exact):
+        if not st.jump or (st.where == "slope" and not self.gradients):
+            return True
+        if st.where in ("value", "tie") and exact:
             return True
         if self.limits and not exact:  # the roundings of the largest numbers reach far
             return False
@@ -203,10 +182,11 @@ class World:
             return False
         if self.special:
             distance = distance[distance.isfinite()]
-        return distance.numel() == 0 or float(distance.detach().min()) > (0 if exact else MARGIN)
+        least = 0 if exact and st.where != "gap" else MARGIN
+        return distance.numel() == 0 or float(distance.detach().min()) > least
 
     def _sound(self, plain, wide, st, exact):
-        if not isinstance(plain, torch.Tensor) or plain.is_complex():
+        if not isinstance(plain, torch.Tensor) or (plain.is_complex() and not self.complex):
             return False
         if plain.numel() > 20000 or plain.dim() > 6:
             return False
@@ -214,11 +194,11 @@ class World:
             return False
         if self.special and not plain.is_floating_point() and plain.dtype != torch.bool:
             return False  # an integer that is made of inf is undefined in C++
-        if not plain.is_floating_point():
+        if not plain.is_floating_point() and not plain.is_complex():
             if not exact and not st.jump:
                 return False
             return torch.equal(plain, wide)
-        finite = plain.detach().double().abs()
+        finite = plain.detach().to(wide_of(plain)).abs()
         finite = finite[finite.isfinite()] if self.special else finite
         return self.limits or finite.numel() == 0 or float(finite.max()) <= LARGEST
 
@@ -233,11 +213,15 @@ class World:
 def _copied(value):
     if not isinstance(value, torch.Tensor):
         return value
-    return widened(value) if value.is_floating_point() else value.clone()
+    return widened(value) if value.is_floating_point() or value.is_complex() else value.clone()
+
+
+def _is_complex(x):
+    return isinstance(x, torch.Tensor) and x.is_complex()
 
 
 def _equal(plain, wide):
-    a, b = plain.detach().double(), wide.detach().double()
+    a, b = plain.detach().to(wide_of(plain)), wide.detach().to(wide_of(wide))
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
@@ -254,7 +238,7 @@ def execute(name, text, values, default=None, value=False):
                 values[name] = own[name]
                 return values[name]
             if name or value:
-                result = eval(text, {"torch": torch}, values)
+                result = eval(text, {"torch": torch, "gap": gap, "steps": steps}, values)
                 if name:
                     values[name] = result
                 return result
@@ -271,14 +255,18 @@ def generate(seed, features=()):
     program, gradients = _start(rng, features)
     worlds = [World(program, call, gradients) for call in range(len(program.calls))]
     statements = []
-    others = [(12, make) for name, make in (("branches", block), ("autocast", product)) if name in features]
+    others = makers(features)
     left_out = (reduction, normal, merged) if "limits" in features else ()
     for _ in range(rng.randint(2, 6) if worlds[0].special else rng.randint(3, 16)):
         name = f"v{len(statements)}"
-        st = statement(rng, worlds[0].tensors(), others, left_out)
+        values = worlds[0].tensors()
+        if others and set(features) & set(LATER) and rng.random() < 0.7:  # rather of what has many elements
+            values = {name: x for name, x in values.items() if name not in ("c", "z")}
+        st = statement(rng, values, others, left_out)
         name = "" if st.kind == "inplace" else name
-        if not _accepted(worlds, name, st):
-            if st.kind == "inplace":  # half of it may have happened
+        may_end = "complex" in features and rng.random() < 0.2
+        if not _accepted(worlds, name, st, may_end):
+            if st.kind in ("inplace", "writing"):  # half of it may have happened
                 worlds = _replayed(replace(program, statements=tuple(statements)))
             continue
         statements.append((name, st))
@@ -293,8 +281,10 @@ def _start(rng, features):
     calls = tuple({d: rng.choice(SIZES) for d in dims} for _ in range(3 if "changes" in features else 2))
     if rng.random() < 0.04:
         calls[0][rng.choice(dims)] = 0
-    gradients = rng.random() < (0.6 if features else 0.4) or "written" in features
+    gradients = rng.random() < (0.6 if features else 0.4) or {"written", "extremes"} & set(features) != set()
     inputs = tuple(_inputs(rng, dims, gradients))
+    if "casts" in features:
+        inputs = _of_one_kind(rng, inputs)
     if "empty" in features:
         for call in calls:
             call[rng.choice(dims)] = rng.choice((0, 0, 1, 2))
@@ -306,22 +296,36 @@ def _start(rng, features):
     program = Program(inputs, (), (), calls, features=features)
     if "changes" in features:
         program = replace(program, changes=changes(rng, inputs, calls, gradients))
+    if "complex" in features:
+        program = replace(program, changes=complex_calls(rng, inputs, calls))
     if "written" in features:
         able = [i.name for i in inputs if i.layout != "expanded"]
         program = replace(program, written=tuple(rng.sample(able, min(len(able), rng.choice((1, 2))))))
     return program, gradients
 
 
-def _accepted(worlds, name, st):
+def _of_one_kind(rng, inputs):
+    """Inputs of at most one dim, or of one dtype: what a pass looks for may not be among them."""
+    kind = rng.choice(("any", "short", torch.float64, torch.bfloat16, torch.float16, torch.float32))
+    if kind == "short":
+        return tuple(replace(i, dims=i.dims[-1:]) for i in inputs)
+    if kind == "any":
+        return inputs
+    return tuple(replace(i, dtype=kind) if i.dtype.is_floating_point else i for i in inputs)
+
+
+def _accepted(worlds, name, st, may_end=True):
     done = []
     for world in worlds:
-        if not world.step(name, st):
-            for other in done:
+        ended = world.ended
+        if not world.step(name, st, may_end):
+            for other, was in done:
                 other.plain.pop(name, None)
                 other.wide.pop(name, None)
                 other.exact.discard(name)
+                other.ended = was
             return False
-        done.append(world)
+        done.append((world, ended))
     return True
 
 

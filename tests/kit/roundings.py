@@ -52,8 +52,11 @@ class Shaken(TorchDispatchMode):
         if self.epsilon is None or is_view:
             return out
         outs = list(out) if isinstance(out, tuple) else [out]
-        args = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
+        args = [a.double() if isinstance(a, torch.Tensor) and not a.is_complex() else a for a in args]
         for k, y in enumerate(outs):
+            if isinstance(y, torch.Tensor) and y.dtype == torch.complex128:
+                shaken = y + 2 * self.epsilon * y.abs() * torch.complex(self._random(y), self._random(y))
+                outs[k] = y.copy_(shaken) if written[k] else shaken
             if not isinstance(y, torch.Tensor) or y.dtype != torch.float64:
                 continue
             summed = _SUMMED[place](func, args, kwargs, outs) if k == 0 and place in _SUMMED else []
