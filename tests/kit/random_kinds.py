@@ -22,8 +22,12 @@ _COMPARED = (
     "torch.sigmoid({0} - {1})", "torch.sin({0}) * {1}", "{0} / ({1}.abs() + 1)", "torch.tanh({0} * 0.5)",
     "{0} * {1} + {0}", "{0}.float() * 0.375", "torch.rsqrt({0} * {0} + 1) * {1}", "torch.erf({0}) + {1}",
 )  # fmt: skip
-#: A reader of the operands beside the extreme; "" for none.
-_SECOND = ("", "", " + {0}.mean()", " * {1}.sum().tanh()", " - torch.sigmoid({0}).mean()")
+#: A reader of the operands beside the extreme, and what it compares.
+_SECOND = (
+    ("", ""), ("", ""), (" + {0}.mean()", ""), (" * {1}.sum().tanh()", ""), (" + torch.amax({0})", "gap({0})"),
+    (" - torch.amin({1}) * 0.5", "gap(-{1})"), (" + {0}.amax(-1, True).mean()", "gap({0}, [-1])"),
+    (" * {1}.max()", "gap({1})"),
+)  # fmt: skip
 
 
 def extreme(rng, operands, tensor):
@@ -36,7 +40,9 @@ def extreme(rng, operands, tensor):
     else:
         text, jump = _extreme_over_dims(rng, operand, rank)
     where = "tie" if compared == "{0}" and "gap(" in jump else "gap"
-    second = rng.choice(_SECOND)
+    second, too = rng.choice(_SECOND)
+    if too:
+        jump, where = f"torch.minimum(({jump}).min(), ({too}).min())", "gap"
     exact = not second and "(" not in compared and "0.375" not in compared
     return Statement(f"({text}){second}", operands, exact=exact, jump=jump, where=where)
 
@@ -73,6 +79,8 @@ def _extreme_over_dims(rng, operand, rank):
 
 def gap(x, dims=None):
     """How far below the largest element along the dims the next one is; 0 where two are the largest."""
+    if x.dim() == 0:
+        return x.new_full((), torch.inf)
     dims = list(range(x.dim())) if dims is None else [d % x.dim() for d in dims]
     rows = x.permute([d for d in range(x.dim()) if d not in dims] + dims)
     rows = rows.reshape(*rows.shape[: x.dim() - len(dims)], -1)
