@@ -65,6 +65,8 @@ def expectation(program, call, device, trials=TRIALS):
             continue
         others = eager.cpu().to(wide_of(eager)), *(s[name] for s in shaken)
         off = max(_largest(other - wanted) for other in others)
+        if math.isnan(sum(_largest(other) for other in others)):
+            raise ValueError(f"{name} with noise is not a number")
         found[name] = eager, wanted, 4 * off + last_roundings(eager.dtype, wanted)
     return found
 

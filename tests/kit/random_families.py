@@ -11,7 +11,7 @@ import re
 
 import torch
 
-from kit.random_kinds import cast, extreme, loop, seen, update, viewed
+from kit.random_kinds import cast, extreme, loop, real, seen, update, viewed
 from kit.random_ops import Statement, written
 
 #: branches: functions with branches, loops, lists and tuples. autocast: to bfloat16, with matrix products.
@@ -129,7 +129,8 @@ def product(rng, operands, tensor):
 _MAKERS = (
     ("branches", 12, block), ("autocast", 12, product), ("extremes", 24, extreme), ("loops", 10, loop),
     ("loops", 4, written), ("casts", 24, cast), ("views", 16, viewed), ("strides", 16, seen),
-    ("updates", 24, update), ("complex", 8, written),
+    ("updates", 24, update), ("complex", 6, written),
+    ("complex", 12, real),
 )  # fmt: skip
 
 

@@ -130,6 +130,24 @@ def loop(rng, operands, tensor):
     return Statement("\n".join(lines), operands, "writing", exact=True, smooth=not bent)
 
 
+# ---- complex: what eager takes of real numbers only, written to a new value or to an input
+
+_REAL = (
+    ("abs_()", "{0}"), ("relu_()", "{0}"), ("clamp_(-1, 1)", "{0}.abs() - 1"), ("floor_()", "{0} * 0"),
+    ("add_({1})", ""), ("mul_({1})", ""), ("sub_({1} * 2)", ""), ("clamp_(min=0.5)", "{0} - 0.5"),
+    ("copy_({1})", ""), ("square_()", ""), ("neg_()", ""), ("abs_().add_(1)", "{0}"), ("round_()", "{0} * 0"),
+)  # fmt: skip
+
+
+def real(rng, operands, tensor):
+    """An op in place that has no complex form, or that cannot put complex numbers among real ones."""
+    op, jump = rng.choice(_REAL)
+    made, after = rng.choice(("{0} * 1", "{0} + 0", "{0}.clone()")), rng.choice(("{out} + 1", "{out} * {1}", "{out}"))
+    text = "{out} = " + made + "\n{out}." + op + "\n{out} = " + after
+    where = "value" if "* 0" in jump else "slope"
+    return Statement(text, operands, "writing", True, jump, where if jump else "")
+
+
 # ---- casts
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -186,6 +204,12 @@ _READERS = (
     "{out}_r = {out}.flip([0])\n{out} = torch.tanh({out}) + {out}_r + {out}",
 )
 
+#: Writes of the program to other memory: what it declares, and what a norm that trains does not.
+_BEFORE = (
+    "", "", "z.add_(0.5)\n{out}_a = {0} * 0.5",
+    "{out}_a = " + _F + "batch_norm({0}.reshape(-1, m.size(0)), m, r, None, None, True, 0.25)",
+)  # fmt: skip
+
 
 def viewed(rng, operands, tensor):
     """A branch whose blocks give views, of other tensors in each."""
@@ -194,9 +218,10 @@ def viewed(rng, operands, tensor):
     parts = text.split("VIEW")
     text = parts[0] + "".join(rng.choice(_VIEWS) + part for part in parts[1:])
     reader = rng.choice(_READERS)
-    before = "z.add_(0.5)" if rng.random() < 0.4 else ""
-    text = "\n".join(filter(None, [before, text, reader]))
-    return Statement(text, operands, "writing", exact="tanh" not in reader)
+    text, before = "\n".join(filter(None, [text, reader])), rng.choice(_BEFORE)
+    if before:
+        text = f"{before}\n" + text.replace("{0}", "{out}_a")
+    return Statement(text, operands, "writing", exact="tanh" not in reader and "norm" not in before)
 
 
 # ---- ops that see strides
