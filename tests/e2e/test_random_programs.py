@@ -6,14 +6,14 @@ import torch
 
 from kit import random_jobs
 from kit.random_compare import compare, expectation
-from kit.random_families import FIRST, LATER, features_of
+from kit.random_families import FIRST, features_of
+from kit.random_inputs import Input
 from kit.random_jobs import Job, run_jobs
 from kit.random_ops import Statement
 from kit.random_outcome import RAISED, incoming
 from kit.random_programs import prepared, sweep
 from kit.random_scripted import execute
 from kit.random_shrink import script_of, shrink
-from kit.random_inputs import Input
 from kit.random_world import Program, generate
 from tsfuser.frontends.torchscript.training import differentiable
 from tsfuser.planning import compile as pipeline
@@ -223,7 +223,7 @@ def test_a_process_that_dies_is_told_and_the_rest_goes_on(monkeypatch, capsys):
     assert run_jobs(job, 1, 0) == 1
     assert started == [(0, 30, ()), (10, 30, (17,))]
     out = capsys.readouterr().out
-    assert "seed 17: the process died: SIGSEGV" in out and "30 seeds" in out and "1 died" in out
+    assert "seed 17 script: the process died: SIGSEGV" in out and "30 seeds" in out and "1 died" in out
 
 
 def test_the_command_runs_processes_and_counts(capsys):
@@ -235,4 +235,4 @@ def test_the_command_runs_processes_and_counts(capsys):
 def test_a_process_that_dies_at_once_is_given_up(capsys):
     """A real one, which finds nothing to do with batches of 0."""
     assert run_jobs(Job(5, 6, (), "cpu", 0, 1), 1, 0) == 1
-    assert "seed 5: the process died: exit status 1" in capsys.readouterr().out
+    assert "seed 5 script: the process died: exit status 1" in capsys.readouterr().out

@@ -23,10 +23,11 @@ TRIALS = 3  # runs with noise
 
 
 def expectation(program, call, device, trials=TRIALS):
-    """Name -> (eager's tensor, the exact one, how far off it may be: None for not at all). With fewer `trials`
-    this is less, and takes less time; special values take them all. Where the backward may raise, since a saved value was written, there are `RAISED` and what its gradients would be.
-    It may if eager's does, or would if casts made no copies: what is saved may be the operand of a cast.
-    Raises ValueError where eager's results are not finite, and the program has no special values."""
+    """Name -> (eager's tensor, the exact one, how far off it may be: None for not at all). With fewer
+    `trials` this is less, and takes less time; special values take them all. Where the backward may raise,
+    since a saved value was written, there are `RAISED` and what its gradients would be. It may if eager's
+    does, or would if casts made no copies: what is saved may be the operand of a cast. Raises ValueError
+    where eager's results are not finite, and the program has no special values."""
     plain, found = run_plain(program, call, device), {}
     if any(name.startswith(REFUSED) for name in plain):
         return {name: (true, true, None) for name, true in plain.items()}

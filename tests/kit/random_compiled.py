@@ -1,10 +1,10 @@
 """Random programs through torch.compile, against eager.
 
-In: Runs (random_programs.py). Out: what is wrong with each, in the Run. The programs and what they should give
-are those of TorchScript, but for strides: those of a result are what torch's metadata promise while it traces,
-which now and then are others than those of its kernels. What torch's own `aot_eager` gives, too, is no
-difference: it runs the same graphs op by op. Nor is a backward that raises because an input was written to, if
-it does not with `{"recompute": False}`. Example:
+In: Runs (random_programs.py). Out: what is wrong with each, in the Run. The programs and what they should
+give are those of TorchScript, but for strides: those of a result are what torch's metadata promise while it
+traces, which now and then are others than those of its kernels. What torch's own `aot_eager` gives, too, is
+no difference: it runs the same graphs op by op. Nor is a backward that raises because an input was written
+to, if it does not with `{"recompute": False}`. Example:
 
     refusals = execute(runs, "cpu")
 """

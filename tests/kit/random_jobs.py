@@ -26,8 +26,8 @@ HANGS = 900  # seconds after which a batch counts as one that hangs
 
 @dataclass(frozen=True)
 class Job:
-    """Seeds from `first` to `last` - 1 without `skipped`, through `door`, of random_programs.py. With `shrink`
-    only the least program that differs is told."""
+    """Seeds from `first` to `last` - 1 without `skipped`, through `door`, of random_programs.py. With
+    `shrink` only the least program that differs is told."""
 
     first: int
     last: int
@@ -81,8 +81,8 @@ def _parts(job, jobs):
 
 
 def table(total):
-    """By door and family: programs, how many of a hundred ran fused, differences. A program is counted in each
-    of its families, and once in the sums."""
+    """By door and family: programs, how many of a hundred ran fused, differences. A program is counted in
+    each of its families, and once in the sums."""
     rows = sorted({tuple(name.split(" ")[:2]) for name in total if name.endswith(" programs")})
     lines = [f"{'door':<9}{'family':<12}{'programs':>9}{'fused %':>9}{'differences':>13}"]
     for door, family in rows:
@@ -175,7 +175,16 @@ def main():
     faulthandler.dump_traceback_later(HANGS, exit=True)
     with random_programs.target(job.target) as device:
         counts, failed, _ = random_programs.sweep(
-            seeds, device, job.opt, 1, job.batch, lambda text: None, job.features, finished, progress, job.door
+            seeds,
+            device,
+            job.opt,
+            1,
+            job.batch,
+            lambda text: None,
+            job.features,
+            finished,
+            progress,
+            job.door,
         )
         for run in failed:
             if job.shrink:

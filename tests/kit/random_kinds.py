@@ -24,7 +24,8 @@ _COMPARED = (
 )  # fmt: skip
 #: A reader of the operands beside the extreme, and what it compares.
 _SECOND = (
-    ("", ""), ("", ""), (" + {0}.mean()", ""), (" * {1}.sum().tanh()", ""), (" + torch.amax({0})", "gap({0})"),
+    ("", ""), ("", ""), (" + {0}.mean()", ""), (" * {1}.sum().tanh()", ""),
+    (" + torch.amax({0})", "gap({0})"),
     (" - torch.amin({1}) * 0.5", "gap(-{1})"), (" + {0}.amax(-1, True).mean()", "gap({0}, [-1])"),
     (" * {1}.max()", "gap({1})"),
 )  # fmt: skip
@@ -61,8 +62,10 @@ def _extreme_over_dims(rng, operand, rank):
     one, tail = dims[0] - rank * (rng.random() < 0.3), f"keepdim={keep}"
     largest, least = f"gap({operand}, {dims})", f"gap(-{operand}, {dims})"
     return rng.choice((
-        (f"torch.amax({operand}, {dims}, {tail})", largest), (f"torch.amin({operand}, {dims}, {tail})", least),
-        (f"torch.amax({operand}, {dims}, {tail})", largest), (f"torch.amin({operand}, {dims}, {tail})", least),
+        (f"torch.amax({operand}, {dims}, {tail})", largest),
+        (f"torch.amin({operand}, {dims}, {tail})", least),
+        (f"torch.amax({operand}, {dims}, {tail})", largest),
+        (f"torch.amin({operand}, {dims}, {tail})", least),
         (f"torch.max({operand}, {one}, {tail})[0]", f"steps({operand}, {one})"),
         (f"torch.min({operand}, {one}, {tail})[0]", f"steps({operand}, {one})"),
         (f"torch.median({operand}, {one}, {tail})[0]", f"steps({operand}, {one})"),
@@ -142,7 +145,10 @@ _REAL = (
 def real(rng, operands, tensor):
     """An op in place that has no complex form, or that cannot put complex numbers among real ones."""
     op, jump = rng.choice(_REAL)
-    made, after = rng.choice(("{0} * 1", "{0} + 0", "{0}.clone()")), rng.choice(("{out} + 1", "{out} * {1}", "{out}"))
+    made, after = (
+        rng.choice(("{0} * 1", "{0} + 0", "{0}.clone()")),
+        rng.choice(("{out} + 1", "{out} * {1}", "{out}")),
+    )
     text = "{out} = " + made + "\n{out}." + op + "\n{out} = " + after
     where = "value" if "* 0" in jump else "slope"
     return Statement(text, operands, "writing", True, jump, where if jump else "")
@@ -160,10 +166,12 @@ _CASTS = (
     "{0}.bfloat16()", "{0}.to(torch.DTYPE).to({0}.dtype)", "{0}.to({1}.device).to(torch.DTYPE)",
     "{0}.to(torch.DTYPE, memory_format=torch.contiguous_format)",
     "{0}.to({0}.device, torch.DTYPE, memory_format=torch.preserve_format)",
-    "{0}.to(z)", "{0}.to(z.device)", "z.to({0}.device) + {0}", "c.to({0}) + {0}", "c.to({0}.device, {0}.dtype)",
+    "{0}.to(z)", "{0}.to(z.device)", "z.to({0}.device) + {0}", "c.to({0}) + {0}",
+    "c.to({0}.device, {0}.dtype)",
     "{0}.contiguous()", "{0}.to(torch.DTYPE).detach()", "{0}.detach().to(torch.DTYPE)",
 )  # fmt: skip
-_AROUND = ("CAST", "CAST", "CAST", "CAST * 0.5", "(CAST + 1)", "torch.tanh(CAST)", "torch.sigmoid(CAST) * {1}",
+_AROUND = ("CAST", "CAST", "CAST", "CAST * 0.5", "(CAST + 1)", "torch.tanh(CAST)",
+           "torch.sigmoid(CAST) * {1}",
            "CAST * {1}", "(CAST).sum()", "({0} * 2 - 1) + CAST")  # fmt: skip
 
 
@@ -181,7 +189,8 @@ _VIEWS = (
     "{0}.view_as({0})", "{0}.squeeze()", "{0}.reshape(-1)", "{0}.expand_as({1})", "{0}.chunk(2, 0)[0]",
     "({0} * 2).transpose(0, -1)", "({0} + 1).transpose(0, -1) * 2", "{0}[..., ::2]", "{0}.contiguous()",
     "(-({0}.transpose(0, -1))).transpose(0, -1)", "({0} - {1}).view(-1)", "{0}.t()", "({0}.t() * 0.5).t()",
-    "{0}.narrow(0, 0, 1)", "{0}.detach()", "{0}.to({0}.dtype)", "(({0} + 1).t() * 2).t()", "({0}.t() - 1).t()",
+    "{0}.narrow(0, 0, 1)", "{0}.detach()", "{0}.to({0}.dtype)", "(({0} + 1).t() * 2).t()",
+    "({0}.t() - 1).t()",
 )  # fmt: skip
 _CHOICES = (
     "n > 2", "s > 0", "bool(c.any())", "bool(c.sum() > 0)", "bool(z > 0)", "not bool(c.all())", "n == 2",
@@ -199,7 +208,12 @@ _BRANCHES = (
     "{out} = {0}\nfor {out}_i in range(n - 1):\n    if COND:\n        {out} = {out}.unsqueeze(0)",
 )
 _READERS = (
-    "", "", "{out} = {out} * 2", "{out}.mul_(0.5)", "{out}.add_(1)", "{out} = {out} + 1",
+    "",
+    "",
+    "{out} = {out} * 2",
+    "{out}.mul_(0.5)",
+    "{out}.add_(1)",
+    "{out} = {out} + 1",
     "{out}_r = {out}.flip([0])\n{out} = ({out} * 2 - 1) + {out}_r",
     "{out}_r = {out}.flip([0])\n{out} = torch.tanh({out}) + {out}_r + {out}",
 )
@@ -231,7 +245,8 @@ _SEEN = (
     "({0} * 2).transpose(DIM, -1)", "({0} + {1})", "({0} - 1)[..., 1:]", "torch.roll({0} * 2, 1, DIM)",
     "({0} * 2).expand_as({0})", "({0} + 1).flip([DIM])", "torch.cat([{0} * 2, {0}], DIM)",
     "torch.stack([{0} * 2, {0}], -1)[..., 0]", "({0} * 0.5).unsqueeze(0).expand([2] + {0}.size())",
-    "({0} * 2).chunk(2, DIM)[0]", "torch.softmax({0}, DIM)", "({0} * 2).permute(ORDER)", "{0}.transpose(0, -1) * 2",
+    "({0} * 2).chunk(2, DIM)[0]", "torch.softmax({0}, DIM)", "({0} * 2).permute(ORDER)",
+    "{0}.transpose(0, -1) * 2",
     "({0} * 2).permute(ORDER).contiguous()", "({0} * 2).permute(ORDER).clone()", "{0}.sum(DIM, keepdim=True)",
     "({0} * 2).permute(ORDER).reshape(-1)", "({0} + 1).select(DIM, 0)", "torch.where(c, {0}, 1.0)",
     "{0}.permute(ORDER) + {1}", "torch.zeros_like({0}.permute(ORDER))", "({0} * 2).permute(ORDER)[..., ::2]",
@@ -245,7 +260,9 @@ def seen(rng, operands, tensor):
     rank = tensor.dim()
     text = rng.choice(_SEEN) if rank else rng.choice(("{0}", "({0} * 2)", "({0} + {1})"))
     if rank:
-        text = text.replace("DIM", str(rng.randrange(rank))).replace("ORDER", str(rng.sample(range(rank), rank)))
+        text = text.replace("DIM", str(rng.randrange(rank))).replace(
+            "ORDER", str(rng.sample(range(rank), rank))
+        )
     op = rng.choice(("strides", "strides", "memory"))
     return Statement(f"torch.ops.tsfuser_tests.{op}({text})", operands, exact=True, smooth=False)
 
@@ -253,12 +270,15 @@ def seen(rng, operands, tensor):
 # ---- steps of optimizers, op by op
 
 _UPDATES = (
-    "{0}.lerp_({1}, 0.125)", "{0}.mul_(0.5).addcmul_({1}, {1}, value=0.5)", "{0}.addcmul_({1}, {2}, value=-0.25)",
+    "{0}.lerp_({1}, 0.125)", "{0}.mul_(0.5).addcmul_({1}, {1}, value=0.5)",
+    "{0}.addcmul_({1}, {2}, value=-0.25)",
     "{0}.addcdiv_({1}, ({2} * {2} + 1).sqrt(), value=-0.25)", "{0}.addcmul_({1}, {2}, value=s)",
-    "{0}.add_({1}, alpha=-0.5)", "{0}.mul_(1 - 0.25 * 0.125)", "{0}.addcdiv_({1}, {2}.abs().add_(1), value=s)",
+    "{0}.add_({1}, alpha=-0.5)", "{0}.mul_(1 - 0.25 * 0.125)",
+    "{0}.addcdiv_({1}, {2}.abs().add_(1), value=s)",
     "{0}.mul_(0.875).add_({1}, alpha=0.125)", "{0}.add_({1} / ({2}.square() + 1).sqrt(), alpha=-0.125)",
     "{0}.addcdiv_({1}, {2} * {2} + 1)", "{0}.addcmul_({1}, {2})", "{0}.sub_({1} * 0.125 + {0} * 0.5)",
-    "{0}.copy_(torch.addcmul({0}, {1}, {2}, value=0.5))", "{0}.lerp_({1}, s * 0.25)", "{0}.addcdiv_({1}, z * z + 1)",
+    "{0}.copy_(torch.addcmul({0}, {1}, {2}, value=0.5))", "{0}.lerp_({1}, s * 0.25)",
+    "{0}.addcdiv_({1}, z * z + 1)",
     "{0}.mul_({1}.sign() * 0.125 + 1)", "{0}.add_({1}.pow(2), alpha=0.5)",
 )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Random optimizers of torch.optim, whose steps torch.compile compiles.
 
-In: a seed. Out: an `OptimizerProgram`, which a sweep takes as it takes a Program: what it is, how it runs, and
-what it should give. Parameters and gradients are multiples of 1/8, so that signs of gradients are exact. Muon,
-whose bfloat16 products amplify roundings, LBFGS and SparseAdam are not among them. Example:
+In: a seed. Out: an `OptimizerProgram`, which a sweep takes as it takes a Program: what it is, how it runs,
+and what it should give. Parameters and gradients are multiples of 1/8, so that signs of gradients are exact.
+Muon, whose bfloat16 products amplify roundings, LBFGS and SparseAdam are not among them. Example:
 
     program = generate_optimizer(7)
     print(program.source())          # -> torch.optim.AdamW, lr=0.125, amsgrad=True, foreach=False; ...
@@ -33,7 +33,13 @@ _OPTIONS = {
     "ASGD": {"lambd": (0.125, 0.0001), "alpha": (0.75,), "weight_decay": (0, 0.125)},
     "Adafactor": {"weight_decay": (0, 0.125), "d": (1.0, 2.0)},
 }
-_DTYPES = ((torch.float32,), (torch.float32,), (torch.bfloat16,), (torch.float64,), (torch.float32, torch.float64))
+_DTYPES = (
+    (torch.float32,),
+    (torch.float32,),
+    (torch.bfloat16,),
+    (torch.float64,),
+    (torch.float32, torch.float64),
+)
 _SIZES = (1, 2, 3, 5, 8, 17, 40)
 
 

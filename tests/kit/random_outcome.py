@@ -40,9 +40,16 @@ def wide_of(x):
     return torch.complex128 if x.is_complex() else torch.float64
 
 
-
 def outcome(
-    function, arguments, gradients, backward=None, context=None, written=(), asks=False, moving=None, tolerant=False
+    function,
+    arguments,
+    gradients,
+    backward=None,
+    context=None,
+    written=(),
+    asks=False,
+    moving=None,
+    tolerant=False,
 ):
     """Named tensors: results, gradients, and the inputs after the call. `context`, `backward`: contexts of
     the forward and the backward. `written`: numbers of the arguments that are changed between them; that

@@ -130,8 +130,9 @@ def sweep(
                 finished(here, part[-1])
             minutes = (time.monotonic() - start) / 60
             report(
-                f"{counts['seeds']} seeds, {counts['programs']} programs ({counts['trained']} with gradients), "
-                f"{counts['fused']} fused, {len(failed)} wrong, {counts['programs'] / minutes:.0f} a minute"
+                f"{counts['seeds']} seeds, {counts['programs']} programs, "
+                f"{counts['trained']} of them with gradients, {counts['fused']} fused, "
+                f"{len(failed)} wrong, {counts['programs'] / minutes:.0f} a minute"
             )
     return counts, failed, reasons
 

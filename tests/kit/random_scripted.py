@@ -1,8 +1,8 @@
 """Random programs through TorchScript: fused, against eager and against TorchScript without fusion.
 
-In: Runs (random_programs.py). Out: what is wrong with each, in the Run. The seed of a program also chooses the
-modes that it runs in: guards off, groups of one node, no horizontal fusion. What TorchScript without fusion
-gives, too, is no difference. Example:
+In: Runs (random_programs.py). Out: what is wrong with each, in the Run. The seed of a program also chooses
+the modes that it runs in: guards off, groups of one node, no horizontal fusion. What TorchScript without
+fusion gives, too, is no difference. Example:
 
     refusals = execute(runs, "cpu")
 """

@@ -159,7 +159,7 @@ print(tsfuser.stats()["fallbacks"])
 '''
 
 _DOORS = {
-    "script": '''\
+    "script": """\
 mine, unfused = torch.jit.CompilationUnit(source).f, torch.jit.CompilationUnit(source).f
 fusing, plainly = tsfuser.fuser, lambda: torch.jit.fuser("none")
 for function, context in (mine, fusing), (unfused, plainly):
@@ -167,11 +167,12 @@ for function, context in (mine, fusing), (unfused, plainly):
         for arguments in calls * 2:
             for _ in range(3):
                 run(function, arguments())
-''',
-    "compile": '''\
-mine, unfused = (torch.compile(eager["f"], backend=name, dynamic={dynamic}) for name in ("tsfuser", "aot_eager"))
+""",
+    "compile": """\
+backends = ("tsfuser", "aot_eager")
+mine, unfused = (torch.compile(eager["f"], backend=name, dynamic={dynamic}) for name in backends)
 fusing, plainly = contextlib.nullcontext, contextlib.nullcontext
-''',
+""",
 }
 _LAYOUT = """\
 def make(shape, dtype, layout, seed, leaf, special=""):

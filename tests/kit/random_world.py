@@ -287,7 +287,9 @@ def _start(rng, features):
     gradients = rng.random() < (0.6 if features else 0.4) or {"written", "extremes"} & set(features) != set()
     inputs = tuple(_inputs(rng, dims, gradients))
     if "views" in features:  # what a norm that trains writes to
-        inputs += tuple(Input(name, (dims[-1],), torch.float32, "dense", rng.randint(0, 999)) for name in STATISTICS)
+        inputs += tuple(
+            Input(name, (dims[-1],), torch.float32, "dense", rng.randint(0, 999)) for name in STATISTICS
+        )
     if "casts" in features:
         inputs = _of_one_kind(rng, inputs)
     if "empty" in features:

@@ -95,7 +95,8 @@ class Shaken(TorchDispatchMode):
 
 
 def _selects(place, args):
-    """Whether an op gives some of its elements, which are not rounded: backwards compare them with the rest."""
+    """Whether an op gives some of its elements, which are not rounded: backwards compare them with the
+    rest."""
     return place in _SELECTING or (place == aten.linalg_vector_norm and abs(args[1]) == torch.inf)
 
 

@@ -1,7 +1,7 @@
 """Custom ops that see how a tensor lies in memory, registered when this module is imported.
 
-    torch.ops.tsfuser_tests.strides(x)  # -> the strides of dims of two elements and more, as a tensor
-    torch.ops.tsfuser_tests.memory(x)   # -> the elements of x in the order of its memory
+torch.ops.tsfuser_tests.strides(x)  # -> the strides of dims of two elements and more, as a tensor
+torch.ops.tsfuser_tests.memory(x)   # -> the elements of x in the order of its memory
 """
 
 import torch
