@@ -4,6 +4,7 @@
 #include "call/counters.h"
 #include "call/in_order.h"
 #include "group/runnable_graph.h"
+#include "interpreter/number_ops.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_copy.h>
@@ -275,6 +276,7 @@ class GraphProgram {
 }  // namespace
 
 void bind_graph_program(py::module_& m) {
+  register_number_ops();
   m.def(
       "take_failed_place",
       []() -> std::optional<std::string> {

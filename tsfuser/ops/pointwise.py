@@ -4,9 +4,14 @@ In: nothing. Out: rows; a template is the op's whole meaning, and names in it ar
 `codegen/runtime/math.h` or of the C library.
 """
 
-from ..ir.symbols import CANCELS, Fast
-from .elementwise import COMPARE, FLOAT, binary, unary
-from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.fusion import Value
+from ..ir.symbols import CANCELS, Fast, define
+from .elementwise import COMPARE, FLOAT, binary, elementwise, promoted, unary
+from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, composite
+
+_MOST_PLACES = 10  # float32 holds powers of ten up to this one
 
 # How many times as large the relative error of x is in the result f(x) at most, x f'(x) / f(x), as far as x
 # and f(x) are finite and not 0 in float32.
@@ -38,6 +43,8 @@ unary(
 unary("ceil", "ceil({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("floor", "floor({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("round", "rint({0})", dtypes=NUMERIC, integer="{0}", smooth=False)  # half to even
+define("round_to_places", "(rint({0} * {1}) / {1})")
+define("round_to_tens", "(rint({0} / {1}) * {1})")
 unary("trunc", "trunc({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("frac", "({0} - trunc({0}))", dtypes=FLOATING, smooth=False)
 unary(
@@ -94,6 +101,18 @@ unary(
 )
 unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING, in_place_early=True)
 unary("bitwise_not", "~{0}", dtypes=BOOLEAN + INTEGRAL, boolean="!{0}", cheap=True)
+
+
+@composite("aten::round", "decimals", dtypes=("float32", "float64"), keeps_dtype=True, dtype_rule="first")
+def round_decimals(b: Builder, self, decimals: int = 0) -> Value:
+    """`self`, rounded to so many decimals"""
+    if decimals == 0:
+        return elementwise(b, "round", (self,))
+    if abs(decimals) > _MOST_PLACES:
+        raise Refusal("rounding to a place whose power of ten no float holds exactly")
+    symbol = "round_to_places" if decimals > 0 else "round_to_tens"
+    return promoted(b, symbol, (self,), self.dtype, numbers=(b.literal(10.0 ** abs(decimals)),), name="round")
+
 
 # Integers become the default floating dtype.
 unary(

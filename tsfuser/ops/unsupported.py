@@ -17,10 +17,14 @@ _FILL = (
 _JOIN = "joining tensors is left to torch: groups read its result, and it reads theirs"
 _PART = "a view of a part of a tensor costs no time of its own: groups read such parts where they are"
 _VIEW = "a view costs no time of its own"
+_WHOLE = "it copies a tensor as a whole"
 _COPY = "it gives a view or, where memory has another order, a copy, which is left to torch"
 _LOOK_UP = "looking elements up by their indices is left to torch"
 _SORT = "sorting, searching and running sums are left to torch"
 _NEW = "making a new tensor costs next to nothing: groups read its result"
+_SPECIAL = "a special function that eager computes by series and tables: it is left to torch"
+_DRAWN = "random numbers of such a distribution are left to torch: groups draw uniform and normal ones"
+_SCATTER = "writing elements to places that are no range, or several times, is left to torch"
 _RECURRENT = "a whole recurrent network in one op is left to torch: written cell by cell it can be fused"
 
 _WORDS = {
@@ -46,15 +50,31 @@ _WORDS = {
     _JOIN: "concatenate hstack vstack dstack",
     _PART: """unbind split split_with_sizes chunk tensor_split diagonal as_strided
         unsafe_chunk unsafe_split""",
-    _VIEW: """detach alias broadcast_to broadcast_tensors""",
+    _VIEW: """detach alias broadcast_to broadcast_tensors view_as_real view_as_complex""",
+    _WHOLE: "copy repeat lift_fresh_copy",
     _LOOK_UP: """index take take_along_dim embedding embedding_bag masked_select nonzero
         scatter scatter_add scatter_ scatter_add_ index_add index_put index_put_ one_hot
         embedding_dense_backward nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss_backward
-        cross_entropy_loss""",
+        cross_entropy_loss _unsafe_index _unsafe_masked_index _unsafe_masked_index_put_accumulate
+        repeat_interleave""",
+    _SCATTER: """scatter_reduce select_scatter slice_scatter diagonal_scatter as_strided_scatter
+        masked_scatter index_copy index_reduce index_fill""",
+    _SPECIAL: """special_bessel_j1 special_bessel_y0 special_bessel_y1
+        special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+        special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+        special_spherical_bessel_j0 special_airy_ai i0 special_i0e special_i1 special_i1e special_erfcx
+        special_log_ndtr special_ndtri digamma polygamma special_zeta igamma igammac
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+        special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t
+        special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+        special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+        special_laguerre_polynomial_l special_legendre_polynomial_p""",
+    _DRAWN: "bernoulli multinomial poisson binomial _standard_gamma _sample_dirichlet exponential geometric",
     _SORT: """sort argsort topk kthvalue median mode cumsum cumprod logcumsumexp cummax cummin argmax argmin
         searchsorted bucketize unique_dim histc""",
     _NEW: """zeros ones empty full arange linspace eye tril triu rand randn randint randperm scalar_tensor
-        new_zeros new_ones new_empty new_full tensor tril_indices triu_indices""",
+        new_zeros new_ones new_empty new_full tensor tril_indices triu_indices empty_like empty_strided
+        new_empty_strided empty_permuted logspace prims::iota""",
     _RECURRENT: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
 }
 _SENTENCES = {

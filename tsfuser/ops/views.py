@@ -14,9 +14,14 @@ from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.layout import Layout, contiguous, is_contiguous, is_packed_channels_last
 from ..ir.rematerialize import rematerialized
+from ..ir.symbols import define
 from ..ir.views import read_as, regrouped, through_memory, view
 from .casts import clone
-from .table import ALL, COMPLEX, NUMERIC, composite
+from .table import ALL, COMPLEX, NUMERIC, composite, scalar_type
+
+define("bits_as", "bit_cast<{ctype}>({0})", cheap=True)
+#: Dtypes whose bits registers keep, each with those of the same size.
+_BITS = (("float32", "int32"), ("float64", "int64"), ("int8", "uint8"))
 
 
 def dim_of(rank: int, dim: int) -> int:
@@ -110,6 +115,17 @@ def movedim(b: Builder, self, source: int | list, destination: int | list) -> Va
     others = iter(d for d in range(rank) if d not in sources)
     order = [sources[targets.index(d)] if d in targets else next(others) for d in range(rank)]
     return _permuted(b, "movedim", self, order)
+
+
+@composite("tsfuser::view_as_dtype", dtypes=tuple(n for names in _BITS for n in names), sizes="first")
+def view_as_dtype(b: Builder, self, dtype: int) -> Value:
+    """the bits of `self` as another dtype of the same size; a NaN keeps its bits"""
+    wanted = scalar_type(dtype)
+    if not any({self.dtype.name, wanted.name} <= set(names) for names in _BITS):
+        raise Refusal(f"the bits of {self.dtype} as {wanted}")
+    if wanted is self.dtype:
+        return _permuted(b, "view_as_dtype", self, range(len(self.dims)))
+    return b.pointwise("bits_as", (self,), wanted, own_types=True, layouts=(b.layout(self),))
 
 
 # ---- dims of size 1

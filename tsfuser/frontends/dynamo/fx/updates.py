@@ -38,8 +38,16 @@ def sharing(graph: fx.Graph, changed: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
+def _return_inputs(graph: fx.Graph) -> None:
+    """A copy gives its target back: where that is a result of the graph, the input is."""
+    for node in graph.nodes:
+        if node.target is _COPY and node.args[0].op == "placeholder":
+            node.replace_all_uses_with(node.args[0], delete_user_cb=lambda user: user.op == "output")
+
+
 def move_last(graph: fx.Graph) -> None:
     """Moves the copies behind all other nodes, unless one of these reads what a copy changes."""
+    _return_inputs(graph)
     waiting = updates(graph)
     if not waiting:
         return

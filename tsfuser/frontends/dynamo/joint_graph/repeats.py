@@ -23,7 +23,7 @@ from torch import fx
 from ..fx import sizes
 
 _NAMESPACES = ("aten", "prims")  # ops of others may have unknown side effects
-_OF_NUMBERS = {operator.getitem, sizes.SUM, *sizes.ARITHMETIC, *sizes.FLOATS}
+_OF_NUMBERS = {operator.getitem, sizes.SUM, *sizes.NUMBERS, *sizes.WHOLE}
 #: Tags of ops that draw random numbers, and of ops whose traced sizes or numbers differ from call to call.
 _UNLIKE = {
     torch.Tag.nondeterministic_seeded,

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..fx.insert import has_sizes_of, is_alike
 from ..fx.updates import move_last, updates
+from . import copies
 from .fused_multiply_add import as_aten
 from .indexing import add_elements
 from .late_casts import cast_what_is_read
@@ -79,7 +80,7 @@ def _replaced(node: fx.Node) -> bool:
     source = node.args[1]
     if node.kwargs or _dtype(source) is None or _dtype(node) != _dtype(source):
         return False
-    if not _is_made_here(source) or _leaves(node):
+    if not _is_made_here(source) or copies.is_exposed(node):
         return False
     old, new = (n.meta["val"] for n in (node, source))  # type: ignore[union-attr]
     ends = all(user.target is aten.copy_.default for user in node.users)
@@ -87,18 +88,6 @@ def _replaced(node: fx.Node) -> bool:
         return False
     node.replace_all_uses_with(source)
     return True
-
-
-def _leaves(node: fx.Node) -> bool:
-    """Whether the tensor, or what may be a view of it, is a result of the graph."""
-    left = [node]
-    while left:
-        for user in left.pop().users:
-            if user.op == "output":
-                return True
-            if user.target is not aten.copy_.default and not _is_made_here(user):
-                left.append(user)
-    return False
 
 
 def _is_made_here(node: fx.Node) -> bool:
@@ -147,6 +136,17 @@ def _reciprocal(node: fx.Node) -> bool:
     return True
 
 
+def _filled_with_bool(node: fx.Node) -> bool:
+    """`full(sizes, True)` as `full(sizes, 1, dtype=bool)`, as TorchScript's scalars are no bools."""
+    *others, number = node.args
+    if type(number) is not bool:
+        return False
+    node.args = (*others, int(number))
+    if node.target is not aten.fill.Scalar:
+        node.kwargs = {**node.kwargs, "dtype": _dtype(node)}
+    return True
+
+
 def _with_number(node: fx.Node) -> bool:
     """`where` with a number instead of a tensor that holds it, in the dtype of the result."""
     condition, *choices = node.args
@@ -178,8 +178,8 @@ def _number(choice: Any) -> int | float | None:
         found = choice.args[1]
     elif choice.target is aten.scalar_tensor.default:
         found = choice.args[0]
-    elif choice.target is aten.lift_fresh_copy.default and choice.args[0].op == "get_attr":
-        found = _owned(choice.graph.owning_module, choice.args[0].target)
+    elif choice.op == "get_attr":
+        found = _owned(choice.graph.owning_module, choice.target)
     return found if type(found) in (int, float) else None
 
 
@@ -201,9 +201,16 @@ def _dtype(value: Any) -> torch.dtype | None:
 FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.detach.default: _hand_on,
     aten.alias.default: _hand_on,
-    aten.copy.default: _replaced,
+    aten.copy.default: lambda node: _replaced(node) or copies.copied(node),
+    aten.lift_fresh_copy.default: copies.lifted,
+    aten.repeat.default: copies.repeated,
+    aten.select_scatter.default: copies.part_replaced,
+    aten.full.default: _filled_with_bool,
+    aten.full_like.default: _filled_with_bool,
+    aten.new_full.default: _filled_with_bool,
+    aten.fill.Scalar: _filled_with_bool,
     aten.slice.Tensor: _slice,
-    aten.slice_scatter.default: _replaced,
+    aten.slice_scatter.default: lambda node: _replaced(node) or copies.part_replaced(node),
     aten.index_put.default: add_elements,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
@@ -216,4 +223,7 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
 }
 
 #: The same by the name of the op, for ops that exist only after an import.
-NAMED_FORMS: dict[str, Callable[[fx.Node], bool]] = {"prims.fma.default": as_aten}
+NAMED_FORMS: dict[str, Callable[[fx.Node], bool]] = {
+    "prims.fma.default": as_aten,
+    "prims.iota.default": copies.iota,
+}

@@ -30,9 +30,12 @@ from ..fx.recomputed import name_value
 from ..fx.types import hint, order_of, type_of
 from ..fx.updates import last_updates
 from .arguments import Arguments
+from .left_to_python import reason_for
+from .numbers import CHECKS, Numbers
 
 _INT = torch._C.IntType.get()
-_FLOAT = torch._C.FloatType.get()
+#: Op -> the kind of an op of ours that does the same, where TorchScript would not find that overload.
+_OTHER_KINDS = {torch.ops.aten.view.dtype: "tsfuser::view_as_dtype"}
 
 
 @dataclass
@@ -62,6 +65,8 @@ class _Translator:
         self.graph = torch._C.Graph()
         self.values: dict[fx.Node, Any] = {}  # a value, or a tuple of values
         self.arguments = Arguments(self.graph, self.values)
+        self.numbers = Numbers(self.arguments, self._append)
+        self.checks: list[torch._C.Value] = []  # numbers that the graph returns, so that no pass drops them
         self.made = Translation(self.graph)
         self.inputs: dict[fx.Node, int] = {}
         self.returned: dict[int, int] = {}  # value -> which output it is
@@ -85,7 +90,7 @@ class _Translator:
                 name_value(node, self.values[node])
                 self._note_number(node)
             except Refusal as refusal:
-                self._leave(node, str(refusal))
+                self._leave(node, reason_for(node.target) or str(refusal))
         if not self.made.foreign:
             self._outputs(nodes[-1], copies)
         return self.made
@@ -135,10 +140,11 @@ class _Translator:
             return self._item(node)
         if node.op != "call_function":
             raise Refusal(f"a node of kind {node.op}")
-        if target in sizes.FLOATS and type_of(node.meta.get("val")) is _FLOAT:
-            return self._float(node)
-        if target in sizes.QUESTIONS or target in sizes.ARITHMETIC or target is sizes.SUM:
-            return self._size(node)
+        if self.numbers.takes(target):
+            return self.numbers.value(node)
+        if target in CHECKS:
+            self.checks.append(self.numbers.check(node))
+            return None
         if not isinstance(target, torch._ops.OpOverload):
             raise Refusal(f"{getattr(target, '__name__', target)} is Python's, no op of torch's dispatcher")
         if target is torch.ops.aten._local_scalar_dense.default:
@@ -153,30 +159,6 @@ class _Translator:
         if values[at] is None:
             raise Refusal("an item that is neither a tensor nor a number")
         return values[at]
-
-    def _size(self, node: fx.Node) -> torch._C.Value:
-        """Translates arithmetic of sizes, which are ints."""
-        if type_of(node.meta.get("val")) is not _INT:
-            raise Refusal("a number that sizes decide, but no int")
-        given = node.args[0] if node.target is sizes.SUM else node.args
-        values = [self.arguments.make(a, _INT) for a in given]
-        asks = node.target in sizes.QUESTIONS
-        if not all(v.type().kind() == "IntType" for v in values[asks:]) or node.kwargs:
-            raise Refusal("arithmetic of sizes with something else than ints")
-        if node.target is sizes.SUM:
-            total = values[0]
-            for value in values[1:]:
-                total = self._append("aten::add", [total, value], [_INT])[0]
-            return total
-        kind = (sizes.QUESTIONS if asks else sizes.ARITHMETIC)[node.target]
-        return self._append(kind, values, [_INT])[0]
-
-    def _float(self, node: fx.Node) -> torch._C.Value:
-        """Translates arithmetic of ints and floats whose result is a float."""
-        values = [self.arguments.make(a, _INT if type(a) is int else _FLOAT) for a in node.args]
-        if any(v.type() not in (_INT, _FLOAT) for v in values) or node.kwargs:
-            raise Refusal("arithmetic of sizes with something else than numbers")
-        return self._append(sizes.FLOATS[node.target], values, [_FLOAT])[0]
 
     def _number(self, node: fx.Node) -> torch._C.Value:
         """Translates `item()`, whose result has the type of the tensor's elements."""
@@ -203,7 +185,8 @@ class _Translator:
         if len(results) != len(its_schema.returns) or not results:
             raise Refusal(f"{op} returns nothing that a graph can hold")
         types = [its_schema.returns[0].type] if listed else [_result_type(v) for v in results]
-        made = self._append(its_schema.name, values, types, op)
+        other = _OTHER_KINDS.get(op)
+        made = self._append(other or its_schema.name, values, types, None if other else op)
         if listed:
             return self._unpacked(made[0], found)
         return made[0] if len(made) == 1 else tuple(made)
@@ -233,6 +216,9 @@ class _Translator:
         for node in copies:
             target, source = node.args
             self.made.updates.append((self.inputs[target], self._output(source)))
+        for value in self.checks:
+            self.graph.registerOutput(value)
+            self.made.orders.append(None)
 
     def _output(self, item: Any) -> int:
         value = self.arguments.make(item, _INT)  # of a node, or a plain number

@@ -1,0 +1,166 @@
+"""torch.compile: numbers, checks and bit casts are part of the program, and what is not has a reason."""
+
+import math
+
+import pytest
+import torch
+
+import tsfuser
+from kit.support import assert_matches
+from tsfuser.frontends.dynamo.translation import left_to_python
+
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
+
+
+@pytest.fixture(autouse=True)
+def numbers_in_graphs():
+    config = torch._dynamo.config
+    with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
+def compiled(function, **choices):
+    return torch.compile(function, backend="tsfuser", **choices)
+
+
+def floats_of_sizes(x):
+    n = x.shape[0]
+    ints = round(n / 4), int(n * 0.5), math.floor(n / 4), math.ceil(n / 4), n**2 + n**3, n << 2, n >> 1
+    return x * (n / 3) + math.sqrt(n) + 1, ints, n > 3, (n > 3) | (n == 1), (n > 2) & (n != 5), n % 3 / 2
+
+
+def test_numbers_that_sizes_decide():
+    run = compiled(floats_of_sizes, dynamic=True)
+    for n in (6, 7, 10, 13):
+        x = torch.randn(n, 4)
+        (ours, *numbers), (plain, *expected) = run(x), floats_of_sizes(x)
+        assert_matches(ours, plain, ops=8)
+        assert numbers == expected and list(map(type, numbers)) == list(map(type, expected))
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+HOW = {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_numbers_that_data_decide(how):
+    """Also those of which Python makes no int."""
+
+    def function(number, x):
+        value = number.item()
+        return x * HOW[how](value) + max(value, 2.0), value > 3
+
+    run, x = compiled(function), torch.randn(5)
+    for value in (2.5, 3.5, -2.5, -7.2, 0.0):
+        ours, plain = (f(torch.tensor(value), x) for f in (run, function))
+        assert_matches(ours[0], plain[0], ops=4)
+        assert ours[1] is plain[1]
+    for value, error in ((math.inf, OverflowError), (math.nan, ValueError)):
+        with pytest.raises(error, match="cannot convert float"):
+            run(torch.tensor(value), x)
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+def test_checks_of_sizes_and_elements(device):
+    def function(x, count):
+        n = count.sum().item()
+        torch._check(n >= 1, lambda: "too short")
+        torch._assert_async((x == x).all(), "not a number")
+        return x.narrow(0, 0, 3) * n + 1
+
+    run, x, one = compiled(function), torch.randn(6, device=device), torch.ones(2, dtype=torch.int64)
+    for _ in range(2):
+        assert_matches(run(x, one), function(x, one), ops=4)
+    with pytest.raises(RuntimeError):
+        run(x, one * -1)
+    if device == "cpu":  # on CUDA the context is lost with it
+        with pytest.raises(RuntimeError, match="not a number"):
+            run(x * torch.nan, one)
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+def test_an_updated_input_that_is_returned_is_the_input(device):
+    def function(x, y):
+        x.add_(y.sin()).mul_(2)
+        return x, y + 1
+
+    ours, plain = torch.ones(5, device=device), torch.ones(5, device=device)
+    y, run = torch.randn(5, device=device), compiled(function)
+    for _ in range(2):
+        given, wanted = run(ours, y), function(plain, y)
+        assert given[0] is ours
+        assert_matches(ours, plain, ops=8)
+        assert_matches(given[1], wanted[1])
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+BITS = {
+    torch.float32: (torch.int32, 0x7FFFFFFF),
+    torch.float64: (torch.int64, 0x7FFFFFFFFFFFFFFF),
+    torch.int32: (torch.float32, None),
+    torch.uint8: (torch.int8, 0x7F),
+    torch.float16: (torch.int16, 0x7FFF),
+}
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_bits_of_a_tensor_as_another_dtype(dtype, device):
+    """Those of 16-bit floats are left to torch: a NaN has other bits once it was a float32."""
+    other, mask = BITS[dtype]
+
+    def function(x):
+        bits = (x * 2).view(other)
+        bits = bits.abs() if mask is None else bits & mask
+        return bits.view(dtype) + 1, (x + 1).view(other)
+
+    x = torch.randn(9, 6, device=device).mul(9).to(dtype)[:, ::2]
+    run = compiled(function)
+    for _ in range(2):
+        for ours, plain in zip(run(x), function(x)):
+            assert torch.equal(ours.view(torch.uint8), plain.view(torch.uint8))
+    found = tsfuser.stats()
+    assert found["left_to_python"] == {} and (found["launches"] > 0 or dtype == torch.float16)
+
+
+def test_a_view_as_another_dtype_shares_memory_with_its_operand(device):
+    x = torch.zeros(4, device=device)
+    view = compiled(lambda x: (x.view(torch.int32), x * 2 + 1))(x)[0]
+    x.fill_(1)
+    assert view.tolist() == [0x3F800000] * 4
+    torch._dynamo.reset()
+    assert compiled(lambda x: x[:, :2].view(torch.int16) + 1)(torch.zeros(2, 4)).shape == (2, 4)
+
+
+def test_tensors_filled_with_a_bool(device):
+    def function(x):
+        mask = torch.full((4,), True, device=device)
+        return torch.where(mask, x, -x), torch.full_like(x, True), mask.new_full((2,), False), mask
+
+    x = torch.randn(4, device=device)
+    for ours, plain in zip(compiled(function)(x), function(x)):
+        assert torch.equal(ours, plain) and ours.dtype == plain.dtype
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+@torch.library.custom_op("tsfuser_left::add_one_", mutates_args=("x",))
+def add_one_(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def changes(x):
+    y = x * 2 + 1
+    torch.ops.tsfuser_left.add_one_(y)
+    return y * 3 + 1
+
+
+def chooses(x):
+    return torch.cond(x.sum() > 0, lambda x: x * 2 + 1, lambda x: x - 1, (x,)) + 1
+
+
+@pytest.mark.parametrize("function", [changes, chooses], ids=lambda f: f.__name__)
+def test_what_is_left_to_python_has_its_reason_in_the_list(function):
+    x, run = torch.randn(8), compiled(function)
+    assert_matches(run(x), function(x), ops=4)
+    reasons = tsfuser.stats()["left_to_python"]
+    assert reasons and set(reasons) <= set(left_to_python._SENTENCES.values())
+    assert next(iter(reasons)) in str(tsfuser.explain(run, x))
