@@ -70,6 +70,7 @@ _BY_NAME = {
 _STRUCTURAL = {
     "approximate": ["none", "tanh"],
     "rounding_mode": [None, "trunc", "floor"],
+    "decimals": [0, 2, -1],
     "train": [False],
     "is_result": [False, True],
     "self_is_result": [False],
