@@ -27,7 +27,7 @@ def messages(caplog, level):
 def test_at_the_first_level_a_line_for_each_graph_and_for_what_python_runs(caplog):
     left, made = messages(caplog, logging.INFO)
     assert ", inference: Python runs cond at " in left and "z = torch.cond(" in left
-    assert "cond is Python's" in left and f"{__file__}:" in left
+    assert "control flow that data decide" in left and f"{__file__}:" in left
     assert made.endswith(", inference: 6 of 7 ops in 2 groups")
 
 
@@ -52,7 +52,8 @@ def test_counters_cover_graphs_calls_and_what_is_left_to_python():
         compiled(x)
     found = tsfuser.stats()
     assert (found["graphs"], found["graph_calls"]) == (1, 6)  # two pieces
-    assert list(found["left_to_python"].items()) == [("cond is Python's, no op of torch's dispatcher", 1)]
+    ((reason, count),) = found["left_to_python"].items()
+    assert reason.startswith("control flow that data decide") and count == 1
     assert found["graphs_unfused"] == {}
     compiled(torch.randn(4, 4, requires_grad=True)).sum().backward()
     assert tsfuser.stats()["graphs"] == 3  # forward and backward
