@@ -7,7 +7,7 @@ import torch
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo.translation import left_to_python
+from tsfuser.ops import left_to_python
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 

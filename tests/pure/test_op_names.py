@@ -26,6 +26,7 @@ OTHER_LISTS = (
     "csrc_stubs/torchscript/part_twin.cpp",
     "csrc_stubs/torchscript/static_values.cpp",
     "tsfuser/frontends/dynamo/fx/sizes.py",
+    "tsfuser/frontends/dynamo/translation/numbers.py",
     "tsfuser/graph/evaluate.py",
 )
 #: The other files that may name ops, which ops, and why.
@@ -34,6 +35,7 @@ ALLOWED = {
     "csrc_stubs/call/roundings.cpp": ("rounded unrounded", "the ops that it defines"),
     "csrc_stubs/call/seeded_dropout.cpp": ("seeded_dropout", "the op that it defines"),
     "csrc_stubs/group/step_list_build.cpp": ("all", "here it is over a list of bools of the host"),
+    "csrc_stubs/interpreter/number_ops.cpp": ("view_as_dtype", "an op that it defines"),
     "tsfuser/graph/copied_reshapes.py": (
         "reshape reshaped contiguous ordered slice _grad_sum_to_size",
         "the nodes that it makes, and of which, and what is a whole; and what gives a gradient",

@@ -21,7 +21,7 @@ from .fx.places import place_of
 from .watch import Origin, Outcome
 
 _log = logging.getLogger(__name__)
-_NO_OPS = (CONSTANT, "prim::ListConstruct", "prim::ListUnpack")
+_NO_OPS = (CONSTANT, "prim::ListConstruct", "prim::ListUnpack", "tsfuser::in_order")
 
 
 def arrived(origin: Origin, module: fx.GraphModule) -> None:

@@ -1,6 +1,5 @@
 """An FX graph of ATen ops becomes a typed torch._C.Graph.
 
 translate.py   the nodes; arguments.py: their arguments; numbers.py: numbers, and checks
-left_to_python.py   why some nodes can be part of no graph
 split.py       cuts a graph around nodes that cannot be translated
 """

@@ -24,13 +24,13 @@ from torch import fx
 from .... import _C
 from ....errors import Refusal
 from ....graph.wrapper import outputs, schema
+from ....ops.left_to_python import reason_for
 from ..fx import sizes
 from ..fx.places import place_of
 from ..fx.recomputed import name_value
 from ..fx.types import hint, order_of, type_of
 from ..fx.updates import last_updates
 from .arguments import Arguments
-from .left_to_python import reason_for
 from .numbers import CHECKS, Numbers
 
 _INT = torch._C.IntType.get()
