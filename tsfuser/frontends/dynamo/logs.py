@@ -21,6 +21,7 @@ from .fx.places import place_of
 from .watch import Origin, Outcome
 
 _log = logging.getLogger(__name__)
+#: Of lists and of layouts: nothing is computed.
 _NO_OPS = (CONSTANT, "prim::ListConstruct", "prim::ListUnpack", "tsfuser::in_order")
 
 
