@@ -13,6 +13,8 @@ POINTWISE = [name for name, row in ROWS.items() if row.family in ELEMENTWISE]
 STEP = 1e-12  # by which operands move
 #: Where more digits take another branch without a jump of the result: the neighbour of a number in its dtype.
 NO_JUMP = ("aten::nextafter",)
+#: They jump where no operand here is.
+AT_INFINITY = [f"aten::{name}" for name in "isnan isinf isfinite isposinf isneginf isreal".split()]
 #: Operands that are not moved: 0 ** y jumps at y = 0, and only there.
 STILL = {("aten::pow", "exponent"), ("aten::float_power", "exponent")}
 
@@ -31,8 +33,8 @@ def on_a_grid(x):
 
 
 def moves(sample):
-    """The result of a sample in float64, and with one operand moved a little, for each operand and
-    direction."""
+    """For each operand and direction the name of the operand, the result of a sample in float64, and the
+    result with the operand moved a little."""
     arguments = {
         name: on_a_grid(v) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
         for name, v in sample.arguments.items()
@@ -41,7 +43,7 @@ def moves(sample):
     for name, v in arguments.items() if before is not None else ():
         if isinstance(v, torch.Tensor) and v.is_floating_point() and (sample.row.name, name) not in STILL:
             for step in (STEP, -STEP):
-                yield before, eager(sample, {**arguments, name: v + step})
+                yield name, before, eager(sample, {**arguments, name: v + step})
 
 
 def jumps(before, after, finite):
@@ -58,13 +60,29 @@ def test_a_smooth_op_does_not_jump_and_others_do(name):
     for sample in samples(row, ["float64"], mixed=False):
         if sample.arguments.get("rounding_mode"):  # which the backward never computes again
             continue
-        for before, after in moves(sample):
+        for _, before, after in moves(sample):
             if not before.is_floating_point():
                 assert not row.smooth, f"{sample} gives {before.dtype}"
                 continue
             found.append(jumps(before, after, finite=row.smooth))
             assert not (row.smooth and found[-1]), str(sample)
     assert row.smooth or not found or any(found) or row.name in NO_JUMP
+
+
+GRADIENTS = [name for name, row in ROWS.items() if row.family == "gradients"]
+
+
+@pytest.mark.parametrize("name", [*GRADIENTS, *POINTWISE])
+def test_what_jumps_says_so(name):
+    row, found = ROWS[name], []
+    for sample in samples(row, ["float64"], mixed=False):
+        if sample.arguments.get("rounding_mode"):
+            continue
+        for moved, before, after in moves(sample):
+            if not moved.startswith("grad"):
+                whole = before.dtype == torch.bool
+                found.append((before != after).any() if whole else jumps(before, after, finite=not row.jumps))
+    assert not found or row.jumps == any(found) or (row.jumps and row.name in (*NO_JUMP, *AT_INFINITY))
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.smooth])

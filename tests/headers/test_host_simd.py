@@ -79,7 +79,22 @@ vectorising = pytest.mark.skipif(not _vectorising(), reason="needs g++, glibc 2.
 @pytest.mark.parametrize("name", UNARY + BINARY)
 def test_loops_call_the_vector_functions(name, ctype):
     library = harness.TARGETS["host"].compile(SOURCE, "exp_float").content
-    assert re.search(rf"_ZGV[bcde]N\d+v+_{name}{'f' if ctype == 'float' else ''}\b".encode(), library)
+    assert re.search(rf"_ZGV[de]N\d+v+_tsfuser_{name}{'f' if ctype == 'float' else ''}\b".encode(), library)
+
+
+@pytest.mark.parametrize("ctype", TYPES)
+@pytest.mark.parametrize("name", UNARY + BINARY)
+def test_a_result_does_not_depend_on_the_place_of_its_element(name, ctype):
+    """Loops end with shorter vectors, and with elements one by one."""
+    x = samples(TYPES[ctype])[:1000]
+    kernel, z = harness.Kernel(SOURCE, f"{name}_{ctype}", "host"), x.flip(0)
+    whole, alone = torch.empty_like(x), torch.empty_like(x)
+    kernel(x, z, whole, x.numel(), grid=1)
+    for begin in range(0, x.numel(), 25):
+        part = slice(begin, begin + 25)
+        kernel(x[part], z[part], alone[part], 25, grid=1)
+    numbers = ~whole.isnan()
+    assert torch.equal(whole[numbers], alone[numbers]) and torch.equal(whole.isnan(), alone.isnan())
 
 
 LOOPS = {  # result type, and its value from a and b of type T in registers, and the bool c

@@ -2,7 +2,7 @@
 
 In: a test run. Out: g++ makes its kernels at -O0 and reads the runtime headers precompiled; on Linux the
 linker does not look through the C library, whose functions the loader finds in this process. What g++ does at
--O3 alone, to vectorise and to call libmvec, is for the modules marked `optimized`, for programs that tests
+-O3 alone, to vectorise, is for the modules marked `optimized`, for programs that tests
 start without `compiler`, for kernels written by hand (harness.py), and for --long. Example:
 
     with level(QUICK):
@@ -10,6 +10,7 @@ start without `compiler`, for kernels written by hand (harness.py), and for --lo
 """
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
@@ -54,6 +55,8 @@ def _install():
     """From now on, tsfuser compiles its kernels for the CPU so in this process."""
     targets.HostTarget = QuickHost
     pipeline._target.cache_clear()
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libmvec.so.1", ctypes.RTLD_GLOBAL)  # the part of the C library that torch does not load
     with contextlib.suppress(Refusal):
         precompiled.compiler = cxx.find_compiler()  # not those that tests put in its place
 

@@ -7,7 +7,7 @@ from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.limits import between, largest
 from ..ir.symbols import CANCELS, Fast, define
-from .elementwise import converted, promoted, round_number
+from .elementwise import as_stored, converted, promoted, round_number
 from .table import FLOATING, composite
 
 _ANY = dict(grows=(CANCELS,))
@@ -74,6 +74,7 @@ def gelu(b: Builder, self, approximate: str = "none") -> Value:
     keeps_dtype=True,
     in_place_early=True,
     derivative=("aten::leaky_relu_backward", "aten::where"),
+    selects=True,
 )
 def leaky_relu(b: Builder, self, negative_slope) -> Value:
     """`self > 0 ? self : self * slope`"""
@@ -88,21 +89,21 @@ def log_sigmoid(b: Builder, self) -> Value:
     return b.contiguous(result) if b.device == "cpu" else result  # as eager's is, there alone
 
 
-@composite("aten::softplus", dtypes=FLOATING, keeps_dtype=True)  # it jumps at a small threshold
+@composite("aten::softplus", dtypes=FLOATING, jumps=True, keeps_dtype=True)  # it jumps at a small threshold
 def softplus(b: Builder, self, beta, threshold) -> Value:
     """`log1p(exp(self * beta)) / beta`; `self` where `self * beta > threshold`"""
     converted(b, "softplus", self.dtype, beta, threshold)
     return b.pointwise("softplus", (self, beta, threshold), self.dtype)
 
 
-@composite("aten::elu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
+@composite("aten::elu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True, selects=True)
 def elu(b: Builder, self, alpha, scale, input_scale) -> Value:
     """`scale * (self > 0 ? self : alpha * expm1(self * input_scale))`"""
     converted(b, "elu", self.dtype, alpha, scale, input_scale)
     return b.pointwise("elu", (self, alpha, scale, input_scale), self.dtype)
 
 
-@composite("aten::celu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
+@composite("aten::celu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True, selects=True)
 def celu(b: Builder, self, alpha) -> Value:
     """`self > 0 ? self : alpha * expm1(self / alpha)`"""
     most = largest(self.dtype)
@@ -117,6 +118,7 @@ def celu(b: Builder, self, alpha) -> Value:
     keeps_dtype=True,
     in_place_early=True,
     derivative=("aten::hardtanh_backward", "aten::ge", "aten::le"),
+    selects=True,
 )
 def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     """`self` between two bounds"""
@@ -128,15 +130,17 @@ def hardtanh(b: Builder, self, min_val, max_val) -> Value:
 @composite(
     "aten::hardshrink",
     dtypes=FLOATING,
+    jumps=True,
     keeps_dtype=True,
     in_place_early=True,
     derivative=("aten::hardshrink_backward", "aten::gt"),
+    selects=True,
 )
 def hardshrink(b: Builder, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `self`"""
     converted(b, "hardshrink", self.dtype, lambd)
     lambd = round_number(b, lambd, self.dtype)
-    return b.pointwise("hardshrink", (self, lambd), self.dtype)
+    return b.pointwise("hardshrink", (*as_stored(b, self), lambd), self.dtype)
 
 
 @composite("aten::softshrink", dtypes=FLOATING, smooth=True, keeps_dtype=True)
@@ -155,7 +159,7 @@ def logit(b: Builder, self, eps=None) -> Value:
     return promoted(b, "logit_clamped", (self,), dtype, numbers=(eps,), name="logit")
 
 
-@composite("aten::_prelu_kernel", dtypes=FLOATING, smooth=True, keeps_dtype=True)
+@composite("aten::_prelu_kernel", dtypes=FLOATING, smooth=True, keeps_dtype=True, selects=True)
 def prelu_kernel(b: Builder, self, weight) -> Value:
     """`self > 0 ? self : weight * self`"""
     if self.dtype is not weight.dtype:

@@ -12,7 +12,7 @@ from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, HALF, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible, without_lowest
 from ..ir.symbols import CANCELS, Fast, define
-from .elementwise import binary, converted, elementwise, promoted
+from .elementwise import as_stored, binary, converted, elementwise, promoted
 from .reciprocal import parts
 from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, composite
 
@@ -145,7 +145,7 @@ def _scaled_sum(b: Builder, name: str, first: Value, second: Value, alpha: Value
     return promoted(b, f"{name}_scaled", (first, second), dtype, numbers=(alpha,), name=name)
 
 
-@composite("aten::abs", dtypes=NUMERIC + COMPLEX, smooth=True, keeps_dtype=True)
+@composite("aten::abs", dtypes=NUMERIC + COMPLEX, smooth=True, selects=True, keeps_dtype=True)
 def abs(b: Builder, self) -> Value:
     """magnitude of `self`"""
     if self.dtype.is_complex:
@@ -211,7 +211,7 @@ def _reciprocal(b: Builder, divisor: Value, dtype: DType) -> tuple[float, float]
     return parts(float(number))
 
 
-@composite("aten::floor_divide", "", "Scalar", dtypes=REAL, keeps_dtype=True)
+@composite("aten::floor_divide", "", "Scalar", dtypes=REAL, jumps=True, keeps_dtype=True)
 def floor_divide(b: Builder, self, other) -> Value:
     """`floor(self / other)`"""
     return _whole_division(b, "floor_div", self, other)
@@ -219,21 +219,21 @@ def floor_divide(b: Builder, self, other) -> Value:
 
 def _whole_division(b: Builder, name: str, self: Value, other: Value) -> Value:
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, name, (self, other), dtypes=NUMERIC)
+    return elementwise(b, name, as_stored(b, self, other), dtypes=NUMERIC)
 
 
-@composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=REAL, keeps_dtype=True)
+@composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=REAL, jumps=True, keeps_dtype=True)
 def remainder(b: Builder, self, other) -> Value:
     """remainder with the sign of the divisor"""
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, "remainder", (self, other), dtypes=NUMERIC, exact=True)
+    return elementwise(b, "remainder", as_stored(b, self, other), dtypes=NUMERIC, exact=True)
 
 
-@composite("aten::fmod", "Tensor", "Scalar", dtypes=REAL, keeps_dtype=True)
+@composite("aten::fmod", "Tensor", "Scalar", dtypes=REAL, jumps=True, keeps_dtype=True)
 def fmod(b: Builder, self, other) -> Value:
     """remainder with the sign of the dividend"""
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, "fmod", (self, other), dtypes=NUMERIC, exact=True)
+    return elementwise(b, "fmod", as_stored(b, self, other), dtypes=NUMERIC, exact=True)
 
 
 # ---- powers

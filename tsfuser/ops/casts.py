@@ -6,19 +6,13 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, FLOAT, HALF, DType
-from ..ir.fusion import Pointwise, Value
+from ..ir.fusion import Value
 from ..ir.limits import convertible
 from ..ir.symbols import define
-from ..ir.symbols import rounded as rounded_to
-from .elementwise import converted, round_number
+from .elementwise import converted, is_rounded, round_number
 from .table import ALL, FLOATING, composite, scalar_type
 
 define("fill", "convert<{ctype}>({1})", cheap=True)
-for _dtype in (HALF, BFLOAT16):
-    # without `grows`, which allows no fast forms: forward and backward must round the same number, since
-    # numbers near the middle between two of 16 bits become either of them
-    define(f"stored_as_{_dtype}", rounded_to("{0}", _dtype), cheap=True)
-
 _KNOWN = (
     "(it knows type_as, and casts to a floating dtype, or back to that of a tensor that the operand is "
     "computed of, whose results are only read)"
@@ -162,19 +156,10 @@ def ordered(b: Builder, self, memory_format: int = 0) -> Value:
     return clone(b, self, memory_format)
 
 
-def _is_rounded(b: Builder, value: Value) -> bool:
-    """Whether the value is a number of its dtype already: where it was read from memory, or has been cast."""
-    dtype = value.dtype
-    if dtype.register is dtype or b.input_of(value) is not None:
-        return True
-    made = next((op for op in b.ops if op.output.name == value.name), None)
-    return isinstance(made, Pointwise) and made.symbol in (f"round_to_{dtype}", f"stored_as_{dtype}")
-
-
 @composite("tsfuser::rounded", dtypes=FLOATING, sizes="first", smooth=True)
 def rounded(b: Builder, self) -> Value:
     """`self`, rounded to its dtype for those who read it in its group, too"""
-    symbol = "copy" if _is_rounded(b, self) else f"stored_as_{self.dtype}"
+    symbol = "copy" if is_rounded(b, self) else f"stored_as_{self.dtype}"
     return b.copied(b.pointwise(symbol, (self,), self.dtype, layouts=()), self)
 
 

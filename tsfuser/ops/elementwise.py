@@ -14,10 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
-from ..ir.fusion import Value
+from ..ir.fusion import Pointwise, Value
 from ..ir.limits import convertible
 from ..ir.symbols import define
+from ..ir.symbols import rounded as rounded_to
 from .table import ALL, BOOLEAN, INTEGRAL, REAL, Row, register
+
+for _dtype in (HALF, BFLOAT16):
+    # without `grows`, which allows no fast forms: forward and backward must round the same number, since
+    # numbers near the middle between two of 16 bits become either of them
+    define(f"stored_as_{_dtype}", rounded_to("{0}", _dtype), cheap=True)
 
 DEFAULT = "default"  #: the promoted dtype of the operands
 FLOAT = "float"  #: as DEFAULT, but bool and integers become the default floating dtype
@@ -31,6 +37,7 @@ def unary(
     dtypes: Sequence[str] = REAL,
     in_place_early: bool = False,
     smooth: bool = True,
+    selects: bool = False,
     error: str = "result",
     derivative: tuple[str, ...] = (),
     dtype_rule: str = "first",
@@ -40,10 +47,14 @@ def unary(
     `facts_of_symbol`: see `ir.symbols.define`."""
     symbol = define(name, template, **facts_of_symbol)
 
+    jumps = not smooth or rule == COMPARE
+
     def evaluate(b: Builder, self: Value) -> Value:
-        return elementwise(b, symbol, (self,), rule, dtypes)
+        return elementwise(b, symbol, as_stored(b, self) if jumps else (self,), rule, dtypes)
 
     facts = {
+        "jumps": jumps,
+        "selects": selects,
         "in_place_early": in_place_early,
         "error": error,
         "derivative": derivative,
@@ -60,6 +71,7 @@ def binary(
     overloads: Sequence[str] = ("Tensor", "Scalar"),
     exact: bool = False,
     smooth: bool = True,
+    selects: bool = False,
     in_place_early: bool = False,
     identity: Mapping[str, float] | None = None,
     error: str = "result",
@@ -69,10 +81,15 @@ def binary(
     `exact`: see `fit`; `facts_of_symbol`: see `ir.symbols.define`."""
     symbol = define(name, template, **facts_of_symbol)
 
+    jumps = not smooth or rule == COMPARE
+
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
-        return elementwise(b, symbol, (self, other), rule, dtypes, exact)
+        operands = as_stored(b, self, other) if jumps else (self, other)
+        return elementwise(b, symbol, operands, rule, dtypes, exact)
 
     facts = {
+        "jumps": jumps,
+        "selects": selects,
         "in_place_early": in_place_early,
         "identity": identity or {},
         "error": error,
@@ -187,6 +204,25 @@ def compared(b: Builder, threshold: Value, dtype: DType) -> Value:
     if not dtype.is_floating:
         return threshold
     return round_number(b, threshold, dtype.register if b.device == "cpu" else dtype)
+
+
+def as_stored(b: Builder, *operands: Value) -> tuple[Value, ...]:
+    """`operands`, of which tensors of 16 bits are rounded as eager stores them. What jumps reads them so: a
+    group keeps more digits, with which `x == x.amax()` might hold for no element."""
+    return tuple(v if is_rounded(b, v) else _rounded_as_stored(b, v) for v in operands)
+
+
+def _rounded_as_stored(b: Builder, value: Value) -> Value:
+    return b.copied(b.pointwise(f"stored_as_{value.dtype}", (value,), value.dtype, layouts=()), value)
+
+
+def is_rounded(b: Builder, value: Value) -> bool:
+    """Whether the value is a number of its dtype already: where it was read from memory, or has been cast."""
+    dtype = value.dtype
+    if dtype.register is dtype or value.is_number or b.input_of(value) is not None:
+        return True
+    made = next((op for op in b.ops if op.output.name == value.name), None)
+    return isinstance(made, Pointwise) and made.symbol in (f"round_to_{dtype}", f"stored_as_{dtype}")
 
 
 def rounded(x: float, dtype: DType) -> float:

@@ -81,9 +81,9 @@ _gradient(
     fast=Fast("fast_silu_backward({0}, {1})", error=2**-17, exact=2**-19.5, of="fabs({0})"),
 )
 # exact: at its root, where eager has 0, a fast quotient would leave a rest
-_gradient("hardswish", "hardswish_backward({0}, {1})")
+_gradient("hardswish", "hardswish_backward({0}, {1})", jumps=True)
 # eager too has a float here, for doubles
-_gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)", cheap=True)
+_gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)", cheap=True, jumps=True)
 _gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")
 _gradient_of_output("sigmoid", "({0} * (1 - {1}) * {1})")
 
@@ -117,7 +117,7 @@ def gelu_backward(b: Builder, grad_output, self, approximate: str = "none") -> V
     return _with_numbers(b, symbol, grad_output, self, name="gelu_backward")
 
 
-@composite("aten::threshold_backward", dtypes=NUMERIC)
+@composite("aten::threshold_backward", dtypes=NUMERIC, jumps=True)
 def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
     """`self <= threshold ? 0 : grad_output`"""
     dtype = b.promote(grad_output, self)
@@ -127,7 +127,7 @@ def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
     return _with_numbers(b, "threshold_backward", self, grad_output, threshold)
 
 
-@composite("aten::leaky_relu_backward", dtypes=FLOATING)
+@composite("aten::leaky_relu_backward", dtypes=FLOATING, jumps=True)
 def leaky_relu_backward(b: Builder, grad_output, self, negative_slope, self_is_result: bool = False) -> Value:
     """`self > 0 ? grad_output : grad_output * slope`"""
     if self_is_result:
@@ -135,13 +135,13 @@ def leaky_relu_backward(b: Builder, grad_output, self, negative_slope, self_is_r
     return _with_numbers(b, "leaky_relu_backward", self, grad_output, negative_slope)
 
 
-@composite("aten::softplus_backward", dtypes=FLOATING)
+@composite("aten::softplus_backward", dtypes=FLOATING, jumps=True)
 def softplus_backward(b: Builder, grad_output, self, beta, threshold) -> Value:
     """`grad_output * sigmoid(self * beta)`; `grad_output` where `self * beta > threshold`"""
     return _with_numbers(b, "softplus_backward", grad_output, self, beta, threshold)
 
 
-@composite("aten::elu_backward", dtypes=FLOATING)
+@composite("aten::elu_backward", dtypes=FLOATING, jumps=True)
 def elu_backward(
     b: Builder, grad_output, alpha, scale, input_scale, is_result: bool, self_or_result
 ) -> Value:
@@ -153,14 +153,14 @@ def elu_backward(
     return _with_numbers(b, symbol, grad_output, self_or_result, *numbers, name="elu_backward")
 
 
-@composite("aten::hardtanh_backward", dtypes=FLOATING)
+@composite("aten::hardtanh_backward", dtypes=FLOATING, jumps=True)
 def hardtanh_backward(b: Builder, grad_output, self, min_val, max_val) -> Value:
     """`grad_output` where `self` is between the bounds, else 0"""
     converted(b, "hardtanh_backward", self.dtype, min_val, max_val)
     return _with_numbers(b, "hardtanh_backward", grad_output, self, min_val, max_val)
 
 
-@composite("aten::hardshrink_backward", dtypes=FLOATING)
+@composite("aten::hardshrink_backward", dtypes=FLOATING, jumps=True)
 def hardshrink_backward(b: Builder, grad_out, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `grad_out`"""
     converted(b, "hardshrink_backward", self.dtype, lambd)
@@ -168,7 +168,7 @@ def hardshrink_backward(b: Builder, grad_out, self, lambd) -> Value:
     return _with_numbers(b, "hardshrink_backward", grad_out, self, lambd)
 
 
-@composite("aten::softshrink_backward", dtypes=FLOATING)
+@composite("aten::softshrink_backward", dtypes=FLOATING, jumps=True)
 def softshrink_backward(b: Builder, grad_output, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `grad_output`"""
     return hardshrink_backward(b, grad_output, self, lambd)
@@ -181,7 +181,7 @@ def log_sigmoid_backward(b: Builder, grad_output, self, buffer) -> Value:
     return _with_numbers(b, "log_sigmoid_backward", grad_output, self)
 
 
-@composite("aten::logit_backward", dtypes=FLOATING)
+@composite("aten::logit_backward", dtypes=FLOATING, jumps=True)
 def logit_backward(b: Builder, grad_output, self, eps=None) -> Value:
     """`grad_output / (self * (1 - self))`; 0 outside of [eps, 1 - eps]"""
     if eps is None:

@@ -44,7 +44,14 @@ def _check(name: str, self: Value) -> None:
 
 
 @composite(
-    "aten::gather", dtypes=ALL, sizes="own", fixed=("dim",), option=_OPTION, table="self", places="index"
+    "aten::gather",
+    dtypes=ALL,
+    sizes="own",
+    selects=True,
+    fixed=("dim",),
+    option=_OPTION,
+    table="self",
+    places="index",
 )
 def gather(b: Builder, self, dim: int, index, sparse_grad: bool = False) -> Value:
     """Elements of `self`, each at the place of its index, but along `dim` where the index says"""
@@ -62,6 +69,7 @@ def gather(b: Builder, self, dim: int, index, sparse_grad: bool = False) -> Valu
     "aten::index_select",
     dtypes=ALL,
     sizes="own",
+    selects=True,
     fixed=("dim",),
     option=_OPTION,
     table="self",

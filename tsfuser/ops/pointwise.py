@@ -51,6 +51,7 @@ unary(
     "relu",
     "relu({0})",
     dtypes=NUMERIC,
+    selects=True,
     in_place_early=True,
     derivative=("aten::threshold_backward", "aten::gt"),
     cheap=True,
@@ -99,7 +100,7 @@ unary(
     fast=Fast("fast_hardsigmoid({0})", error=2**-22, exact=2**-22.5),
     positive=True,
 )
-unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING, in_place_early=True)
+unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING, selects=True, in_place_early=True)
 unary("bitwise_not", "~{0}", dtypes=BOOLEAN + INTEGRAL, boolean="!{0}", cheap=True)
 
 

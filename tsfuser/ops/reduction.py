@@ -149,31 +149,31 @@ def _extreme(b: Builder, name: str, how: str, self: Value, dim, keepdim: bool) -
     return b.reduce(name, how, self, dims, keepdim, self.dtype)
 
 
-@composite("aten::amax", sizes="reduced")
+@composite("aten::amax", sizes="reduced", selects=True)
 def amax(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
     """The largest element along `dim`; NaN if there is one"""
     return _extreme(b, "amax", "max", self, dim, keepdim)
 
 
-@composite("aten::amin", sizes="reduced")
+@composite("aten::amin", sizes="reduced", selects=True)
 def amin(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
     """The smallest element along `dim`; NaN if there is one"""
     return _extreme(b, "amin", "min", self, dim, keepdim)
 
 
-@composite("aten::max", "", sizes="reduced")
+@composite("aten::max", "", sizes="reduced", selects=True)
 def max_(b: Builder, self) -> Value:
     """The largest element; NaN if there is one"""
     return _extreme(b, "max", "max", self, None, False)
 
 
-@composite("aten::min", "", sizes="reduced")
+@composite("aten::min", "", sizes="reduced", selects=True)
 def min_(b: Builder, self) -> Value:
     """The smallest element; NaN if there is one"""
     return _extreme(b, "min", "min", self, None, False)
 
 
-@composite("aten::aminmax", sizes=("reduced", "reduced"))
+@composite("aten::aminmax", sizes=("reduced", "reduced"), selects=True)
 def aminmax(b: Builder, self, dim: int | None = None, keepdim: bool = False):
     """The smallest and the largest element along `dim`; NaN if there is one"""
     if dim is None and keepdim:
@@ -190,14 +190,14 @@ def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
     return b.cast(result, UINT8) if self.dtype is UINT8 else result
 
 
-@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="reduced", flat=True)
+@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="reduced", jumps=True, flat=True)
 def any_(b: Builder, self, dim: int | list | None = None, keepdim: bool = False) -> Value:
     """Whether an element along `dim` is not 0"""
     _check_named(dim)
     return _truth(b, "any", self, dim, keepdim)
 
 
-@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="reduced", flat=True)
+@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="reduced", jumps=True, flat=True)
 def all_(b: Builder, self, dim: int | list | None = None, keepdim: bool = False) -> Value:
     """Whether all elements along `dim` are not 0"""
     _check_named(dim)
@@ -298,13 +298,14 @@ def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: i
     "ScalarOpt_dtype",
     dtypes=FLOATING,
     sizes="reduced",
+    selects=True,
 )
 def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype: int | None = None) -> Value:
     """The norm of order `p` along `dim`"""
     return _norm(b, self, p, dim, keepdim, dtype)
 
 
-@composite("aten::linalg_vector_norm", dtypes=FLOATING, sizes="reduced")
+@composite("aten::linalg_vector_norm", dtypes=FLOATING, sizes="reduced", selects=True)
 def vector_norm(
     b: Builder, self, ord=None, dim: list | None = None, keepdim: bool = False, dtype: int | None = None
 ) -> Value:

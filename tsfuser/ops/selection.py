@@ -9,7 +9,7 @@ from ..ir.fusion import Value
 from ..ir.limits import convertible, largest
 from ..ir.symbols import CANCELS, define
 from .arithmetic import check_number
-from .elementwise import binary, compared, converted, elementwise, fit, round_number
+from .elementwise import as_stored, binary, compared, converted, elementwise, fit, round_number
 from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
 
 define("where", "({0} ? convert<{ctype}>({1}) : convert<{ctype}>({2}))", cheap=True, grows=(CANCELS, 1, 1))
@@ -20,18 +20,41 @@ define("threshold", "({0} <= {1} ? {2} : {0})", cheap=True)
 _WHERE = "with a number that is computed (it knows torch.where of two tensors, or with a number of the code)"
 _FILL = "with a value that is computed (it knows numbers of the code, and torch.where of two tensors)"
 
-_CHOICE = dict(cheap=True, grows=(1, 1))
+_CHOICE = dict(selects=True, cheap=True, grows=(1, 1))
 # NaN if either operand is NaN.
 binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})", **_CHOICE)
 binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})", **_CHOICE)
 binary("max", "nan_max({0}, {1})", overloads=("other",), boolean="({0} || {1})", **_CHOICE)
 binary("min", "nan_min({0}, {1})", overloads=("other",), boolean="({0} && {1})", **_CHOICE)
 # The other operand if one is NaN.
-binary("fmax", "fmax({0}, {1})", overloads=("",), integer="nan_max({0}, {1})", boolean="({0} || {1})")
-binary("fmin", "fmin({0}, {1})", overloads=("",), integer="nan_min({0}, {1})", boolean="({0} && {1})")
+binary(
+    "fmax",
+    "fmax({0}, {1})",
+    overloads=("",),
+    selects=True,
+    integer="nan_max({0}, {1})",
+    boolean="({0} || {1})",
+)
+binary(
+    "fmin",
+    "fmin({0}, {1})",
+    overloads=("",),
+    selects=True,
+    integer="nan_min({0}, {1})",
+    boolean="({0} && {1})",
+)
 
 
-@composite("aten::clamp", "", "Tensor", dtypes=NUMERIC, smooth=True, keeps_dtype=True, in_place_early=True)
+@composite(
+    "aten::clamp",
+    "",
+    "Tensor",
+    dtypes=NUMERIC,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    selects=True,
+)
 def clamp(b: Builder, self, min=None, max=None) -> Value:
     """`min(max(self, lower), upper)`; NaN if any of the three is"""
     if min is None and max is None:
@@ -47,7 +70,14 @@ def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
 
 
 @composite(
-    "aten::clamp_min", "", "Tensor", dtypes=NUMERIC, smooth=True, keeps_dtype=True, in_place_early=True
+    "aten::clamp_min",
+    "",
+    "Tensor",
+    dtypes=NUMERIC,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    selects=True,
 )
 def clamp_min(b: Builder, self, min) -> Value:
     """`max(self, min)`, NaN if either is"""
@@ -56,7 +86,14 @@ def clamp_min(b: Builder, self, min) -> Value:
 
 
 @composite(
-    "aten::clamp_max", "", "Tensor", dtypes=NUMERIC, smooth=True, keeps_dtype=True, in_place_early=True
+    "aten::clamp_max",
+    "",
+    "Tensor",
+    dtypes=NUMERIC,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    selects=True,
 )
 def clamp_max(b: Builder, self, max) -> Value:
     """`min(self, max)`, NaN if either is"""
@@ -82,6 +119,7 @@ def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype
     smooth=True,
     instead=_WHERE,
     keeps_dtype=True,
+    selects=True,
 )
 def where(b: Builder, condition, self, other) -> Value:
     """`condition ? self : other`"""
@@ -99,6 +137,7 @@ def where(b: Builder, condition, self, other) -> Value:
     instead=_FILL,
     keeps_dtype=True,
     in_place_differs=True,
+    selects=True,
 )
 def masked_fill(b: Builder, self, mask, value) -> Value:
     """`mask ? value : self`"""
@@ -112,7 +151,7 @@ def masked_fill(b: Builder, self, mask, value) -> Value:
     return b.contiguous(select(b, "masked_fill", mask, value, self, self.dtype))
 
 
-@composite("aten::nan_to_num", dtypes=REAL, smooth=True, keeps_dtype=True)
+@composite("aten::nan_to_num", dtypes=REAL, smooth=True, keeps_dtype=True, selects=True)
 def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     """`self` with numbers for NaN, inf and -inf: 0 and the largest and lowest of its dtype unless given"""
     if self.dtype.name not in FLOATING:
@@ -124,27 +163,29 @@ def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     return b.copied(made, self)
 
 
-@composite("aten::heaviside", dtypes=BOOLEAN + NUMERIC, keeps_dtype=True)
+@composite("aten::heaviside", dtypes=BOOLEAN + NUMERIC, jumps=True, keeps_dtype=True)
 def heaviside(b: Builder, self, values) -> Value:
     """0 below, 1 above and `values` at zero"""
     if self.dtype is not values.dtype:
         raise Refusal("heaviside of different dtypes is an error in eager")
-    return b.pointwise("heaviside", (self, values), self.dtype)
+    return b.pointwise("heaviside", (*as_stored(b, self), values), self.dtype)
 
 
 @composite(
     "aten::threshold",
     dtypes=NUMERIC,
+    jumps=True,
     keeps_dtype=True,
     in_place_early=True,
     derivative=("aten::threshold_backward", "aten::ge"),
+    selects=True,
 )
 def threshold(b: Builder, self, threshold, value) -> Value:
     """`self <= threshold ? value : self`"""
     check_number(b, threshold, self.dtype, "the threshold")
     check_number(b, value, self.dtype, "the value")
     threshold = compared(b, threshold, self.dtype)
-    return b.pointwise("threshold", (self, threshold, value), self.dtype)
+    return b.pointwise("threshold", (*as_stored(b, self), threshold, value), self.dtype)
 
 
 @composite(

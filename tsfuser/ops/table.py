@@ -124,8 +124,10 @@ class Row:
 
     Facts that graph passes and the extension ask for:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
-    backward may compute it again. `keeps_dtype`: of one floating tensor and real numbers the result has that
-    tensor's dtype. `dtype_rule`: how dtype and device of the result follow from those of tensor operands,
+    backward may compute it again. `jumps`: each element of the result depends on the same
+    elements of the operands, and jumps somewhere if an operand other than a gradient moves. `selects`:
+    elements of the result may be elements of an operand, or their magnitudes, perhaps from other places.
+    `keeps_dtype`: of one floating tensor and real numbers the result has that tensor's dtype. `dtype_rule`: how dtype and device of the result follow from those of tensor operands,
     whatever they are: "first" (those of the first one), "promoted" (what the first two promote to), or "".
     `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
     `derivative`: eager's, where autodiff's formula differs from it in some corner; first the op, then those
@@ -173,6 +175,8 @@ class Row:
     not_empty: bool = False
     left: Callable[..., str | None] | None = field(default=None, compare=False)
     smooth: bool = False
+    jumps: bool = False
+    selects: bool = False
     keeps_dtype: bool = False
     dtype_rule: str = ""
     dtype_from: str = ""

@@ -61,6 +61,13 @@ SIZES_ONLY = _aten("""
 FLAT = _aten("""
     isclose argmax argmin argsort nonzero count_nonzero bucketize searchsorted
 """)
+#: Elements of their results are elements of their first operand (`Row.selects`).
+SELECTS = _aten("""
+    max min median nanmedian mode kthvalue sort topk cummax cummin
+    index take masked_select index_put scatter
+    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
+    fractional_max_pool2d fractional_max_pool3d
+""")
 #: Of their first operand they read no elements, but its sizes, dtype, device or layout.
 LIKE_SELF = _aten("""
     empty_like randint_like new_empty new_zeros new_ones new_full

@@ -78,7 +78,8 @@ class HostTarget:
         """Options of the compiler, the include path left out."""
         chosen = (*self._mode, f"-O{self._opt_level}", *_NATIVE.get(platform.machine(), ()))
         whole = ("-Wl,--no-undefined",) if self._is_whole else ()
-        linux = (*whole, "-nostdlib") if sys.platform == "linux" else ()
+        # without vector functions that the kernel does not call (codegen/runtime/host_simd.h)
+        linux = (*whole, "-Wl,--gc-sections", "-nostdlib") if sys.platform == "linux" else ()
         return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 
     def _include(self) -> tuple[str, ...]:

@@ -8,6 +8,9 @@
 
 // ---- activations
 
+// Functions of the C library are called before a choice, not in one of its branches: g++ then vectorises the
+// loop (it moves no call itself, see target/host.py).
+
 template <class T>
 DEVICE T relu(T x) {  // keeps NaN
 #if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
@@ -25,11 +28,13 @@ DEVICE T mish(T x) {
 }
 template <class T>
 DEVICE T elu(T x, T alpha, T scale, T input_scale) {
-  return x > 0 ? x * scale : expm1(x * input_scale) * (alpha * scale);
+  const T power = expm1(x * input_scale);
+  return x > 0 ? x * scale : power * (alpha * scale);
 }
 template <class T>
 DEVICE T celu(T x, T alpha) {
-  return x > 0 ? x : expm1(x / alpha) * alpha;
+  const T power = expm1(x / alpha);
+  return x > 0 ? x : power * alpha;
 }
 template <class T>
 DEVICE T selu(T x) {
@@ -49,7 +54,8 @@ DEVICE T log_sigmoid(T x) {
 }
 template <class T>
 DEVICE T softplus(T x, T beta, T threshold) {
-  return x * beta > threshold ? x : log1p(exp(x * beta)) / beta;
+  const T soft = log1p(exp(x * beta)) / beta;
+  return x * beta > threshold ? x : soft;
 }
 template <class T>
 DEVICE T softshrink(T x, T lambda) {
@@ -118,7 +124,8 @@ DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
 }
 template <class T>
 DEVICE T elu_backward(T grad, T x, T alpha, T scale, T input_scale) {
-  return x <= 0 ? grad * input_scale * (alpha * scale) * exp(x * input_scale) : grad * scale;
+  const T power = exp(x * input_scale);
+  return x <= 0 ? grad * input_scale * (alpha * scale) * power : grad * scale;
 }
 template <class T>
 DEVICE T elu_backward_of_result(T grad, T y, T alpha, T scale, T input_scale) {

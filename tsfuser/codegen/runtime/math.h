@@ -10,7 +10,7 @@
 
 #if !defined(TSFUSER_CUDA)
 
-// Declared by their own names, since that is where host_simd.h says which have vector versions.
+// Those that host_simd.h does not have.
 #define LIBM_1(NAME)                        \
   extern "C" double NAME(double) noexcept;  \
   extern "C" float NAME##f(float) noexcept; \
@@ -20,18 +20,22 @@
   extern "C" float NAME##f(float, float) noexcept; \
   DEVICE float NAME(float x, float y) { return NAME##f(x, y); }
 // clang-format off
-LIBM_1(exp) LIBM_1(exp2) LIBM_1(expm1) LIBM_1(log) LIBM_1(log2) LIBM_1(log10) LIBM_1(log1p) LIBM_1(sqrt)
-LIBM_1(sin) LIBM_1(cos) LIBM_1(tan) LIBM_1(asin) LIBM_1(acos) LIBM_1(atan)
-LIBM_1(sinh) LIBM_1(cosh) LIBM_1(tanh) LIBM_1(asinh) LIBM_1(acosh) LIBM_1(atanh)
-LIBM_1(erf) LIBM_1(erfc) LIBM_1(lgamma) LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
-LIBM_2(pow) LIBM_2(atan2) LIBM_2(fmod) LIBM_2(hypot)
-LIBM_2(copysign) LIBM_2(nextafter) LIBM_2(fmax) LIBM_2(fmin)
+#if !defined(TSFUSER_SIMD_2_22)
+LIBM_1(exp) LIBM_1(log) LIBM_1(sin) LIBM_1(cos) LIBM_2(pow)
+#endif
+#if !defined(TSFUSER_SIMD_2_35)
+LIBM_1(exp2) LIBM_1(expm1) LIBM_1(log2) LIBM_1(log10) LIBM_1(log1p) LIBM_1(tan)
+LIBM_1(asin) LIBM_1(acos) LIBM_1(atan) LIBM_1(sinh) LIBM_1(cosh) LIBM_1(tanh)
+LIBM_1(asinh) LIBM_1(acosh) LIBM_1(atanh) LIBM_1(erf) LIBM_1(erfc) LIBM_2(atan2) LIBM_2(hypot)
+#endif
+LIBM_1(sqrt) LIBM_1(lgamma) LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
+LIBM_2(fmod) LIBM_2(copysign) LIBM_2(nextafter) LIBM_2(fmax) LIBM_2(fmin)
 // clang-format on
 #undef LIBM_1
 #undef LIBM_2
 
-                    template <class T>
-                    DEVICE T rsqrt(T x) {
+                        template <class T>
+                        DEVICE T rsqrt(T x) {
   return 1 / sqrt(x);
 }
 
@@ -369,26 +373,29 @@ DEVICE T sigmoid(T x) {
 }
 template <class T>
 DEVICE T xlogy(T x, T y) {
-  return y != y ? y : x == 0 ? T(0) : x * log(y);
+  const T product = x * log(y);
+  return y != y ? y : x == 0 ? T(0) : product;
 }
 template <class T>
 DEVICE T xlog1py(T x, T y) {
-  return y != y ? y : x == 0 ? T(0) : x * log1p(y);
+  const T product = x * log1p(y);
+  return y != y ? y : x == 0 ? T(0) : product;
 }
 template <class T>
 DEVICE T logaddexp(T a, T b) {
-  if (a == b && is_inf(a)) return a;
-  return nan_max(a, b) + log1p(exp(-fabs(a - b)));
+  const T sum = nan_max(a, b) + log1p(exp(-fabs(a - b)));
+  return a == b && is_inf(a) ? a : sum;
 }
 template <class T>
 DEVICE T logaddexp2(T a, T b) {
-  if (a == b && is_inf(a)) return a;
-  return nan_max(a, b) + log1p(exp2(-fabs(a - b))) * T(1.4426950408889634);
+  const T sum = nan_max(a, b) + log1p(exp2(-fabs(a - b))) * T(1.4426950408889634);
+  return a == b && is_inf(a) ? a : sum;
 }
 template <class T>
 DEVICE T sinc(T x) {
   const T angle = x * T(3.141592653589793);
-  return x == 0 ? T(1) : sin(angle) / angle;
+  const T quotient = sin(angle) / angle;
+  return x == 0 ? T(1) : quotient;
 }
 template <class T>
 DEVICE T deg2rad(T x) {
@@ -400,7 +407,8 @@ DEVICE T rad2deg(T x) {
 }
 template <class T>
 DEVICE T entropy(T x) {
-  return x != x ? x : x > 0 ? -x * log(x) : x == 0 ? T(0) : -infinity<T>();
+  const T product = -x * log(x);
+  return x != x ? x : x > 0 ? product : x == 0 ? T(0) : -infinity<T>();
 }
 template <class T>
 DEVICE T normal_cdf(T x) {
@@ -421,17 +429,18 @@ DEVICE T logit(T x, T eps) {
 // The inverse of erf: a start by Winitzki's formula, then Halley steps on erf, or on erfc near 1, where erf
 // has no digits left.
 DEVICE double erfinv(double x) {
-  const double size = fabs(x);
-  if (!(size < 1)) return size == 1 ? copysign(infinity<double>(), x) : not_a_number<double>();
-  const double rest = 1 - size;
+  const double size = fabs(x), rest = 1 - size;
   const double l = log(rest * (1 + size)), a = 0.147, t = 2 / (3.141592653589793 * a) + l / 2;
+  const double small =
+      size < 0.5;  // a factor: of a choice in each step g++ makes two ways through all of them
   double y = sqrt(sqrt(t * t - l / a) - t);
   for (int step = 0; step < 3; ++step) {
-    const double error = size < 0.5 ? erf(y) - size : rest - erfc(y);
+    const double error = small * (erf(y) - size) + (1 - small) * (rest - erfc(y));
     const double newton = error / (1.1283791670955126 * exp(-y * y));
     y -= newton / (1 + y * newton);
   }
-  return copysign(y, x);
+  const double end = size == 1 ? infinity<double>() : not_a_number<double>();
+  return copysign(size < 1 ? y : end, x);
 }
 DEVICE float erfinv(float x) { return static_cast<float>(erfinv(static_cast<double>(x))); }
 

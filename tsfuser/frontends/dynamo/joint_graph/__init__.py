@@ -5,5 +5,6 @@ channels_last.py  the layout of convolutions, also without a backward; layout_ch
 attention.py      the layout of gradients that cuDNN's attention reads
 dropout.py, norms.py, softmaxes.py, from_results.py, sizes_only.py   forms of which the forward saves less
 repeats.py        equal ops are computed once
+discontinuous.py  values that the backward must not compute again
 recomputable.py   which ops the backward may compute again
 """

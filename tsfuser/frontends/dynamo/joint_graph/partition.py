@@ -22,6 +22,7 @@ from ..rewrites.simplify import without_detach
 from . import norms, sizes_only, softmaxes
 from .attention import lay_out_gradients
 from .channels_last import channels_last
+from .discontinuous import save_compared
 from .dropout import seed_dropouts
 from .from_results import read_results
 from .recomputable import recomputable
@@ -61,6 +62,7 @@ def partition(
         sizes_only.forget_values(joint)
         if config.cse:
             merge_repeats(joint)
+        save_compared(joint, num_fwd_outputs)
         with recomputable(), config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(
                 joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
@@ -71,6 +73,7 @@ def partition(
         softmaxes.collapse(forward)
         sizes_only.read_inputs_instead(backward)
     else:
+        save_compared(joint, num_fwd_outputs)
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         name_recomputed(forward, backward)
     save_old_values(forward, num_fwd_outputs)
