@@ -127,8 +127,9 @@ class Row:
     backward may compute it again. `jumps`: each element of the result depends on the same
     elements of the operands, and jumps somewhere if an operand other than a gradient moves. `selects`:
     elements of the result may be elements of an operand, or their magnitudes, perhaps from other places.
-    `keeps_dtype`: of one floating tensor and real numbers the result has that tensor's dtype. `dtype_rule`: how dtype and device of the result follow from those of tensor operands,
-    whatever they are: "first" (those of the first one), "promoted" (what the first two promote to), or "".
+    `keeps_dtype`: of one floating tensor and real numbers the result has that tensor's dtype. `dtype_rule`:
+    how dtype and device of the result follow from those of tensor operands, whatever they are: "first" (those
+    of the first one), "promoted" (what the first two promote to), or "".
     `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
     `derivative`: eager's, where autodiff's formula differs from it in some corner; first the op, then those
     ops of that formula whose last operands are the numbers that the op takes.
