@@ -104,7 +104,14 @@ unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING, selects=True, in_place_early
 unary("bitwise_not", "~{0}", dtypes=BOOLEAN + INTEGRAL, boolean="!{0}", cheap=True)
 
 
-@composite("aten::round", "decimals", dtypes=("float32", "float64"), keeps_dtype=True, dtype_rule="first")
+@composite(
+    "aten::round",
+    "decimals",
+    dtypes=("float32", "float64"),
+    jumps=True,
+    keeps_dtype=True,
+    dtype_rule="first",
+)
 def round_decimals(b: Builder, self, decimals: int = 0) -> Value:
     """`self`, rounded to so many decimals"""
     if decimals == 0:
