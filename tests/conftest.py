@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the long sweeps, and more random programs")
+    parser.addoption("--packages", action="store_true", help="run models of other packages (tests/packages)")
     parser.addoption("--targets", help="run tests with a device on these targets only, e.g. cpu,cuda")
     parser.addoption(
         "--each", type=int, help="run so many cases of each test, spread over them, where tools slow a run"
@@ -58,6 +60,12 @@ def pytest_configure(config):
         settings.register_profile("quick", max_examples=100, derandomize=True, **common)
         settings.register_profile("long", max_examples=2000, **common)
         settings.load_profile("long" if config.getoption("--long") else "quick")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Tests of other packages are not even imported without --packages."""
+    folder = Path(__file__).parent / "packages"
+    return True if collection_path == folder and not config.getoption("--packages") else None
 
 
 class _Failures:
@@ -178,7 +186,7 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="module", autouse=True)
 def optimization(request):
     """How much g++ optimises kernels for the CPU: as users get them, or in less time."""
-    if request.path.parent.name not in ("e2e", "frontends", "gpu"):  # others start no pipeline
+    if request.path.parent.name not in ("e2e", "frontends", "gpu", "packages"):  # others start no pipeline
         yield
         return
     from kit import quick, torch_records
