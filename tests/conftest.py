@@ -50,6 +50,7 @@ def pytest_configure(config):
         "markers",
         "optimized: a module about what g++ makes of kernels at -O3; others have -O0 without --long",
     )
+    config.addinivalue_line("markers", "passes_fail: a test that has passes of tsfuser fail")
     config.addinivalue_line("markers", "quick: a test of an `optimized` module that has -O0, as others have")
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
     config.pluginmanager.register(_Failures(config))
@@ -221,6 +222,26 @@ def forgotten():
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_pass_fails(request):
+    """A pass that gives up is a mistake, which would hide as "unfused"; but for the tests marked
+    `passes_fail`, which have one fail."""
+    before = _failures()
+    yield
+    if request.node.get_closest_marker("passes_fail") is None:
+        assert _failures() == before, f"a pass of tsfuser failed: {dict(_failed())}"
+
+
+def _failures():
+    """How many passes of this process have failed; pure tests import no torch."""
+    module = sys.modules.get("tsfuser.planning.failures")
+    return module.total if module else 0
+
+
+def _failed():
+    return sys.modules["tsfuser.planning.failures"].snapshot()["passes_failed"]
 
 
 @pytest.fixture

@@ -28,13 +28,13 @@ from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .frontends.dynamo import door
-from .frontends.torchscript import caller, passes
+from .frontends.torchscript import caller, passes, shown_graphs
 from .frontends.torchscript.training import differentiable
 from .graph import effects, functionalize, matmul_operands
 from .grouping import size_rules
 from .knobs import disable, enable, enabled, fuser
 from .ops import joins, table, unsupported
-from .planning import planner
+from .planning import failures, planner
 
 __all__ = [
     "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options",
@@ -70,6 +70,7 @@ _C.set_pass(passes.fuse)
 _C.set_caller(caller.called_modules)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)
+_C.set_failure_reporter(failures.report)
 _C.set_differentiable(differentiable.rewrite)
 _C.set_first_graph(options.first_graph)
 
@@ -88,6 +89,7 @@ def _obey_options() -> None:
 
 
 knobs.install()
+shown_graphs.install()
 door.open_door()
 if log.enabled("kernel_cache", log.DEBUG):
     runs.start()

@@ -16,3 +16,7 @@ class CompileError(RuntimeError):
 
 class TsfuserWarning(UserWarning):
     """A group runs unfused, or a pass gave up on a graph; the program's result is right all the same."""
+
+
+class PassFailed(TsfuserWarning):
+    """A pass of tsfuser gave up on a graph, by a mistake of tsfuser's."""

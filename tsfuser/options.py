@@ -51,7 +51,8 @@ DUMP = {
     ),
 }
 DISABLE = {
-    "fallback": "A group that cannot run fused raises, with its graph, instead of running unfused.",
+    "fallback": "A group that cannot run fused raises, with its graph, instead of running unfused; so does a "
+    "pass that fails.",
     "fma": "No fused multiply-add in CUDA kernels.",
     "clusters": "No blocks of CUDA kernels combine in each other's shared memory.",
     "overlap": "No programmatic dependent launch: no CUDA kernel starts while the one before it runs.",

@@ -1,6 +1,7 @@
 // tsfuser._C: what Python sees of this extension.
 
 #include "call/counters.h"
+#include "group/failures.h"
 #include "group/group.h"
 #include "group/interrupts.h"
 #include "group/observe.h"
@@ -8,6 +9,7 @@
 #include "interpreter/graph_program.h"
 #include "torchscript/hooks.h"
 #include "torchscript/optimised.h"
+#include "torchscript/prepare.h"
 #include "torchscript/settled_branches.h"
 
 #include <pybind11/stl.h>
@@ -285,6 +287,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_planner", [](py::object fn) { return planner_callback().set(std::move(fn)); });
   m.def("set_differentiable", [](py::object fn) { return differentiable_callback().set(std::move(fn)); });
   m.def("set_caller", [](py::object fn) { return caller_callback().set(std::move(fn)); });
+  m.def("set_failure_reporter", [](py::object fn) { return failure_callback().set(std::move(fn)); });
+  m.def("preparing_steps", &preparing_steps, "The names of the steps before torch profiles a graph.");
+  m.def("fail_pass", &fail_pass,
+        "For tests: the pass of that name raises at its end, none where it is empty. Returns the name "
+        "before.");
   m.def("set_reporter", [](py::object fn) { return reporter_callback().set(std::move(fn)); });
   m.def("set_observer", &set_observer, py::arg("function"), py::arg("unfused") = false,
         py::arg("timed") = false,

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <mutex>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -83,7 +84,26 @@ void forget_other_threads() {
   new (&door().mutex) std::mutex;
 }
 
-void with_callback(const Callback& callback, const char* where, const char* mistake,
+namespace {
+
+// "KeyError: 'x'"
+std::string text_of(py::error_already_set& error) {
+  try {
+    const std::string text = py::str(error.value());
+    return std::string(py::str(error.type().attr("__name__"))) + (text.empty() ? "" : ": " + text);
+  } catch (py::error_already_set&) {
+    return "an exception without a text";
+  }
+}
+
+bool is_out_of_memory(const py::error_already_set& error) {
+  const auto torchs = py::module_::import("torch").attr("OutOfMemoryError");
+  return error.matches(PyExc_MemoryError) || error.matches(torchs);
+}
+
+}  // namespace
+
+void with_callback(const Callback& callback, const char* mistake,
                    const std::function<void(const py::object&)>& use) {
   const PythonCall python;
   if (!python) {
@@ -98,10 +118,12 @@ void with_callback(const Callback& callback, const char* where, const char* mist
   try {
     use(fn);
   } catch (py::error_already_set& error) {
-    dispose(error, held, where);
+    if (error.matches(PyExc_Exception) && !is_out_of_memory(error)) {
+      throw PassError(text_of(error));
+    }
+    held.keep(error);
   } catch (const py::cast_error&) {
-    PyErr_SetString(PyExc_TypeError, mistake);
-    PyErr_WriteUnraisable(fn.ptr());
+    throw PassError(mistake);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <optional>
+#include <stdexcept>
 
 namespace tsfuser {
 
@@ -62,12 +63,18 @@ class Callback {
   PyObject* fn_ = nullptr;
 };
 
-// `use(fn)` with the GIL held, where `callback` is set to fn. What is raised has nobody to go to:
-// exceptions of fn are disposed of, Ctrl-C is kept until it has returned, and where its result does not
-// cast, `mistake` goes to stderr. Example:
-//     with_callback(pass_callback(), "tsfuser graph pass", "no graph came back",
+// What Python has raised in a pass, as "KeyError: 'x'"; or what was wrong with its result.
+class PassError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// `use(fn)` with the GIL held, where `callback` is set to fn. Raises a PassError for an exception of fn, and
+// one with `mistake` where its result does not cast. Ctrl-C and MemoryError are kept until all has returned,
+// and raised in the caller. Example:
+//     with_callback(pass_callback(), "no graph came back",
 //                   [&](const py::object& pass) { graph = pass(graph).cast<GraphPtr>(); });
-void with_callback(const Callback& callback, const char* where, const char* mistake,
+void with_callback(const Callback& callback, const char* mistake,
                    const std::function<void(const py::object&)>& use);
 
 class HeldInterrupts;  // interrupts.h

@@ -10,6 +10,7 @@
 // of tensors hold is not checked there: the graph itself looks at them.
 
 #include "call/arguments.h"
+#include "group/failures.h"
 #include "torchscript/direct.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/hooks.h"
@@ -157,9 +158,11 @@ std::vector<int64_t> small_inputs(const Node* node) {
   return small;
 }
 
-// Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
-void keep_less(Node* node) {
-  const auto set = [node](const py::object& pass) {
+// Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for. False
+// where a pass has failed, which Python has reported.
+bool keep_less(Node* node) {
+  bool has_failed = false;
+  const auto set = [&has_failed, node](const py::object& pass) {
     GraphPtr plain = node->g(c10::attr::Subgraph)->copy();
     torch::jit::ConstantPropagation(plain);  // autodiff's formulas ask what is known by now
     plain_forms(*plain);
@@ -171,7 +174,8 @@ void keep_less(Node* node) {
              orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node),
              own_inputs(*node), given_inputs(*node), small_inputs(node), node->is(c10::attr::df_output_vjps),
              half_inputs(node));
-    if (!result.is_none()) {
+    has_failed = py::isinstance<py::bool_>(result);
+    if (!has_failed && !result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);
       node->g_(c10::attr::ReverseSubgraph, backward);
@@ -179,8 +183,9 @@ void keep_less(Node* node) {
       node->is_(c10::attr::df_input_captured_outputs, outputs);
     }
   };
-  with_callback(differentiable_callback(), "tsfuser differentiable graphs",
-                "tsfuser's pass over differentiable graphs returned something else than graphs", set);
+  with_callback(differentiable_callback(),
+                "the pass over differentiable graphs returned something else than graphs", set);
+  return !has_failed;
 }
 
 bool is_complex(const c10::IValue& value) {
@@ -316,12 +321,7 @@ class Fallback : public torch::jit::GraphFunction {
     if (!always_plain_ && !needs_eager(torch::jit::last(stack, num_inputs()))) {
       return GraphFunction::call(stack, bail_out, run);
     }
-    std::call_once(made_, [this] {
-      const GraphPtr copy = graph()->copy();
-      eager_forms(*copy);
-      torch::jit::EraseShapeInformation(copy);
-      code_ = std::make_unique<torch::jit::Code>(copy, name());
-    });
+    std::call_once(made_, [this] { code_ = eager_code(*graph(), name()); });
     run(*code_);
     return true;
   }
@@ -333,6 +333,24 @@ class Fallback : public torch::jit::GraphFunction {
   std::once_flag made_;
   std::unique_ptr<torch::jit::Code> code_;
 };
+
+bool is_ours(const torch::jit::GraphFunction* fallback) {
+  return dynamic_cast<const Fallback*>(fallback) != nullptr;
+}
+
+bool has_torchs_fallbacks(const Node& check) {
+  const auto found = fallbacks(check);
+  return std::any_of(found.begin(), found.end(), [](const auto& each) { return !is_ours(each.second); });
+}
+
+// Has our fallbacks take the places of torch's behind the check.
+void replace_fallbacks(const Node& check, bool always_plain, const DirectGraph* direct) {
+  for (const auto& [call, function] : fallbacks(check)) {
+    if (always_plain || !is_ours(function)) {  // neither is ever destroyed: types point to functions
+      call->input(0)->setType(c10::FunctionType::create(new Fallback(*function, always_plain, direct)));
+    }
+  }
+}
 
 // The results of a differentiable graph that may be views of a value inside of it. Torch lets none of them
 // share memory with another, or with an input.
@@ -372,6 +390,12 @@ c10::Symbol program_name() {
   return name;
 }
 
+// Marks a node whose forward runs one op at a time: it has no executors.
+c10::Symbol eager_name() {
+  static const auto name = c10::Symbol::attr("eager");
+  return name;
+}
+
 }  // namespace
 
 std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& code) {
@@ -381,7 +405,8 @@ std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& 
   std::vector<DifferentiableExecutors> executors;
   std::unordered_set<const Node*> seen;
   for (Node* node : code.instructions_source()) {
-    if (!node || node->kind() != c10::prim::DifferentiableGraph || !seen.insert(node).second) {
+    if (!node || node->kind() != c10::prim::DifferentiableGraph || node->hasAttribute(eager_name()) ||
+        !seen.insert(node).second) {
       continue;
     }
     if (node->hasAttribute(program_name())) {
@@ -396,16 +421,15 @@ std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& 
   return executors;
 }
 
-torch::jit::Operation make_differentiable_graph(const Node* node) {
-  if (!pass_enabled.load(std::memory_order_relaxed)) {
-    return torchs_operation(node);
-  }
-  if (const auto* same = DirectGraph::being_copied()) {
-    return *same;
-  }
+namespace {
+
+// None where a pass in Python has failed.
+std::optional<torch::jit::Operation> with_our_graphs(const Node* node) {
   const auto direct = DirectGraph::marked(*const_cast<Node*>(node));
   const auto plain = UncheckedGraph::of(*node);
-  keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
+  if (!keep_less(const_cast<Node*>(node))) {  // the executor's own copy of the graph
+    return std::nullopt;
+  }
   keep_branches(*node->g(c10::attr::Subgraph));
   keep_branches(*node->g(c10::attr::ReverseSubgraph));
   auto run = torchs_operation(node);
@@ -421,7 +445,7 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   const_cast<Node*>(node)->ival_(program_name(),
                                  c10::IValue::make_capsule(c10::make_intrusive<HeldProgram>(program)));
   const size_t results = node->outputs().size();
-  return [=](torch::jit::Stack& stack) mutable {
+  return torch::jit::Operation([=](torch::jit::Stack& stack) mutable {
     if (plain && plain->takes(stack)) {
       plain->run(stack);
       return;
@@ -430,29 +454,73 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
     for (const size_t i : views) {
       release_view(torch::jit::peek(stack, i, results));
     }
-  };
+  });
 }
 
-// The check sends what needs eager's autograd to the fallback, and what needs none: a result of a
-// differentiable graph requires a gradient in whatever mode.
-torch::jit::Operation make_gradient_check(const Node* node) {
-  auto check = torchs_operation(node);
-  if (!pass_enabled.load(std::memory_order_relaxed)) {
-    return check;
+// Of the forward, with eager's autograd. What torch would run knows nothing of the calls that autodiff's
+// formulas are wrong for, and may save what the program writes to.
+torch::jit::Operation without_formulas(Node* node) {
+  node->i_(eager_name(), 1);
+  const auto plain = UncheckedGraph::always(*node);
+  return [plain](torch::jit::Stack& stack) { plain->run(stack); };
+}
+
+// What a pass may set of a differentiable graph.
+class Graphs {
+ public:
+  explicit Graphs(const Node& node)
+      : forward_(node.g(c10::attr::Subgraph)),
+        backward_(node.g(c10::attr::ReverseSubgraph)),
+        gradients_(node.is(c10::attr::df_input_vjps)),
+        outputs_(node.is(c10::attr::df_input_captured_outputs)) {}
+
+  void put_back(Node& node) const {
+    node.g_(c10::attr::Subgraph, forward_);
+    node.g_(c10::attr::ReverseSubgraph, backward_);
+    node.is_(c10::attr::df_input_vjps, gradients_);
+    node.is_(c10::attr::df_input_captured_outputs, outputs_);
   }
+
+ private:
+  const GraphPtr forward_, backward_;
+  const std::vector<int64_t> gradients_, outputs_;
+};
+
+}  // namespace
+
+torch::jit::Operation make_differentiable_graph(const Node* node) {
+  if (!pass_enabled.load(std::memory_order_relaxed)) {
+    return torchs_operation(node);
+  }
+  if (const auto* same = DirectGraph::being_copied()) {
+    return *same;
+  }
+  auto* own = const_cast<Node*>(node);  // the executor's own copy of the graph
+  const Graphs before(*node);
+  try {
+    if (auto operation = with_our_graphs(node)) {
+      end_of_pass("differentiable_graph");
+      return *operation;
+    }
+  } catch (...) {
+    before.put_back(*own);
+    pass_failed("differentiable_graph", *node->g(c10::attr::Subgraph));
+  }
+  return without_formulas(own);
+}
+
+namespace {
+
+torch::jit::Operation with_our_check(const Node* node, torch::jit::Operation check) {
   bool never = false;
   for (const auto& use : node->outputs().back()->uses()) {
     for (const auto* block : use.user->blocks()) {
       never |= is_for_eager(*block);
     }
   }
-  std::shared_ptr<DirectGraph> direct;
-  for (const auto& [call, torchs] : fallbacks(*node)) {
-    if (!dynamic_cast<Fallback*>(torchs)) {  // neither is ever destroyed: types point to functions
-      direct = never ? nullptr : DirectGraph::behind(*node);
-      call->input(0)->setType(c10::FunctionType::create(new Fallback(*torchs, never, direct.get())));
-    }
-  }
+  const bool replaces = has_torchs_fallbacks(*node);
+  const std::shared_ptr<DirectGraph> direct = never || !replaces ? nullptr : DirectGraph::behind(*node);
+  replace_fallbacks(*node, never, direct.get());
   const size_t inputs = node->inputs().size();
   return [=](torch::jit::Stack& stack) mutable {
     const bool refused =
@@ -464,6 +532,29 @@ torch::jit::Operation make_gradient_check(const Node* node) {
       next_direct() = direct.get();
       stack.back() = false;
     }
+  };
+}
+
+}  // namespace
+
+// The check sends what needs eager's autograd to the fallback, and what needs none: a result of a
+// differentiable graph requires a gradient in whatever mode. Where that cannot be told, it sends all calls.
+torch::jit::Operation make_gradient_check(const Node* node) {
+  auto check = torchs_operation(node);
+  if (!pass_enabled.load(std::memory_order_relaxed)) {
+    return check;
+  }
+  try {
+    auto operation = with_our_check(node, check);
+    end_of_pass("gradient_check");
+    return operation;
+  } catch (...) {
+    pass_failed("gradient_check", *node->owningGraph());
+  }
+  replace_fallbacks(*node, /*always_plain=*/true, nullptr);
+  return [check](torch::jit::Stack& stack) mutable {
+    check(stack);
+    stack.back() = false;
   };
 }
 

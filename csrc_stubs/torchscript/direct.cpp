@@ -1,5 +1,6 @@
 #include "torchscript/direct.h"
 #include "call/counters.h"
+#include "group/failures.h"
 #include "torchscript/nodes.h"
 #include "torchscript/unchecked_graph.h"
 
@@ -270,8 +271,16 @@ void DirectGraph::look_at_plans() {
     return;
   }
   Stack none;  // only profiling looks at arguments
-  forward_ = StepList::of(*forward_executor_->getPlanFor(none).graph, given_);
-  backward_ = StepList::of(*backward_executor_->getPlanFor(none).graph);
+  const auto forward = forward_executor_->getPlanFor(none).graph;
+  const auto backward = backward_executor_->getPlanFor(none).graph;
+  const bool made = attempt("step_lists", *forward, [&] {
+    forward_ = StepList::of(*forward, given_);
+    backward_ = StepList::of(*backward);
+    end_of_pass("step_lists");
+  });
+  if (!made) {
+    forward_ = nullptr;
+  }
   state_.store(forward_ && backward_ ? State::Ready : State::Never, std::memory_order_release);
 }
 

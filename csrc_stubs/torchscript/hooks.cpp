@@ -14,6 +14,7 @@
 #include "torchscript/settled_branches.h"
 #include "call/arguments.h"
 #include "graph/memory.h"
+#include "group/failures.h"
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -61,10 +62,11 @@ ProfiledKinds& profiled() {
 
 // Before the first graph is looked at, Python reads nvFuser's variables, and tells C++ what they change
 // (tsfuser/options.py). Other threads wait for that, inside of Python.
-void read_options() {
+void read_options(const Graph& graph) {
   static std::atomic<bool> is_read{false};
   if (!is_read.load(std::memory_order_acquire)) {
-    with_callback(first_graph_callback(), "tsfuser's options", "", [](const py::object& read) { read(); });
+    attempt("read_options", graph,
+            [] { with_callback(first_graph_callback(), "", [](const py::object& read) { read(); }); });
     is_read.store(true, std::memory_order_release);
   }
 }
@@ -90,7 +92,7 @@ void prepare_once(const torch::jit::Node* first) {
 
 bool is_profiled(const torch::jit::Node* node) {
   if (pass_enabled.load(std::memory_order_relaxed)) {
-    read_options();
+    read_options(*node->owningGraph());
   }
   prepare_once(node);
   const std::shared_lock<std::shared_mutex> lock(profiled().mutex);
@@ -116,22 +118,39 @@ void forget_unknown_devices(Graph& graph) {
   }
 }
 
-// The executor's compile lock is held. Python gets a copy, so that whatever it does half-way leaves the
-// graph as it was.
+// A graph with groups; null where Python makes none. `running`: the pass that is at work.
+GraphPtr with_groups(Graph& graph, const char*& running) {
+  const GraphPtr copy = graph.copy();
+  GraphPtr made;
+  running = "eager_forms";
+  eager_forms(*copy);
+  end_of_pass(running);
+  running = "graph_pass";
+  with_callback(pass_callback(), "the graph pass returned something else than a graph",
+                [&](const py::object& pass) {
+                  const py::object result = pass(copy);
+                  if (!result.is_none()) {
+                    made = result.cast<GraphPtr>();
+                  }
+                });
+  end_of_pass(running);
+  return made;
+}
+
+// The executor's compile lock is held. All work on a copy, so that what fails leaves the graph as it was.
 void pre_pass(GraphPtr& graph) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return;
   }
-  read_options();
-  const GraphPtr copy = graph->copy();
-  eager_forms(*copy);
-  with_callback(pass_callback(), "tsfuser graph pass",
-                "tsfuser's graph pass returned something else than a graph", [&](const py::object& pass) {
-                  const py::object result = pass(copy);
-                  if (!result.is_none()) {
-                    graph = result.cast<GraphPtr>();
-                  }
-                });
+  read_options(*graph);
+  const char* running = "graph_pass";
+  try {
+    if (GraphPtr made = with_groups(*graph, running)) {
+      graph = std::move(made);
+    }
+  } catch (...) {
+    pass_failed(running, *graph);
+  }
   if (!torch::jit::tensorExprFuserEnabled()) {  // nobody else removes, or reads, those of a graph without
                                                 // groups
     torch::jit::ProfilingRecord::removeProfilingNodes(graph->block());

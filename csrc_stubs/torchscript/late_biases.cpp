@@ -93,8 +93,7 @@ bool may_be_late(const Node* node, const Node* first) {
 // The modules whose methods are being called in this thread, innermost first.
 std::vector<torch::jit::Module> called_modules() {
   std::vector<torch::jit::Module> found;
-  with_callback(caller_callback(), "tsfuser called modules",
-                "what tsfuser looks up called modules by returned something else",
+  with_callback(caller_callback(), "what tsfuser looks up called modules by returned something else",
                 [&](const py::object& look) { found = look().cast<std::vector<torch::jit::Module>>(); });
   return found;
 }

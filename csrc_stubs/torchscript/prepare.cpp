@@ -10,10 +10,14 @@
 //   - Readers before `first` keep their operands: torch has put profile nodes before them, and will put none
 //     before what is new there. Of what the steps look for only casts of autocast stand so far in front.
 //   - New nodes stand behind `first`, or right before a reader behind it: torch comes past them.
+//
+// If a step raises, the graph is put back as it was, and stays so.
 
 #include "torchscript/prepare.h"
 #include "graph/memory.h"
+#include "group/failures.h"
 #include "torchscript/settled_branches.h"
+#include "torchscript/graph_snapshot.h"
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -45,65 +49,87 @@ void show_writes(Graph& graph, const Node*) {
   show_hidden_writes(graph.shared_from_this(), op_facts().hidden_views);
 }
 
-constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
+struct Step {
+  const char* name;
+  void (*run)(Graph& graph, const Node* first);
+};
+
+constexpr Step kSteps[] = {
     // First of all: many look at a block at a time.
-    leave_checked_branches,
+    {"leave_checked_branches", leave_checked_branches},
     // Anywhere: what it changes are numbers only.
-    fold_products,
+    {"fold_products", fold_products},
     // Behind it.
-    check_batches,
+    {"check_batches", check_batches},
     // Before the ops in place, of which it takes some.
-    defer_counts,
+    {"defer_counts", defer_counts},
     // Before all that look at joins, and before what asks which tensors a list may hold.
-    part_grown_lists,
+    {"part_grown_lists", part_grown_lists},
     // First of those that look at readers: what hands its operand on would hide who else reads, or made,
     // what the others look at.
-    hand_through,
+    {"hand_through", hand_through},
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
-    make_functional,
+    {"make_functional", make_functional},
     // Before the next one, which takes what is left.
-    fill_parts_at_once,
+    {"fill_parts_at_once", fill_parts_at_once},
     // Behind the ops in place, of which it makes more.
-    fill_numbers,
+    {"fill_numbers", fill_numbers},
     // Behind the ops in place: one that is functional hides no write. Before all that asks what is written.
-    show_writes,
+    {"show_writes", show_writes},
     // Behind the ops in place: it asks what is written to.
-    hand_on_wholes,
+    {"hand_on_wholes", hand_on_wholes},
     // Behind the ops in place: it asks what is written to.
-    copy_parts_alone,
+    {"copy_parts_alone", copy_parts_alone},
     // Behind the ops in place, too.
-    copy_as_convolutions_read,
+    {"copy_as_convolutions_read", copy_as_convolutions_read},
     // Behind the ops in place: it asks what is written to. Before what asks for sizes early, as of joins.
-    nest_joins,
+    {"nest_joins", nest_joins},
     // Behind the ops in place: what they write to may get other sizes.
-    ask_sizes_early,
+    {"ask_sizes_early", ask_sizes_early},
     // Behind the ops in place, which may give an operand dims: it asks whether some do.
-    ask_dtypes_early,
+    {"ask_dtypes_early", ask_dtypes_early},
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.
-    move_convolutions,
+    {"move_convolutions", move_convolutions},
     // Behind that, which looks for what reads a norm. Behind the ops in place: an op that is functional can
     // be in a group with the sum. Before the casts of weights, as a group casts the bias itself.
-    add_biases_late,
+    {"add_biases_late", add_biases_late},
     // Behind the ops in place: it leaves out what one of them may write to.
-    cast_weights_together,
+    {"cast_weights_together", cast_weights_together},
     // Behind all that makes nodes for autodiff: these ask which nodes it takes, as they are by now.
-    write_differentiable_forms,
-    keep_views_apart,
-    accompany_lone_ops,
+    {"write_differentiable_forms", write_differentiable_forms},
+    {"keep_views_apart", keep_views_apart},
+    {"accompany_lone_ops", accompany_lone_ops},
     // Behind all of them: it makes further readers of what attentions read.
-    share_masks,
+    {"share_masks", share_masks},
 };
 
 }  // namespace
 
 void prepare_for_profiling(Graph& graph, const Node* first) {
-  if (settle_branches(graph, first)) {
-    return;  // what the graph runs is prepared when torch profiles that
+  const GraphSnapshot before(graph);
+  const char* running = "settle_branches";
+  try {
+    if (settle_branches(graph, first)) {
+      return;  // what the graph runs is prepared when torch profiles that
+    }
+    for (const Step& step : kSteps) {
+      running = step.name;
+      step.run(graph, first);
+      end_of_pass(running);
+    }
+  } catch (...) {
+    before.restore();
+    pass_failed(running, graph);
   }
-  for (const auto step : kSteps) {
-    step(graph, first);
+}
+
+std::vector<std::string> preparing_steps() {
+  std::vector<std::string> names = {"settle_branches"};
+  for (const Step& step : kSteps) {
+    names.emplace_back(step.name);
   }
+  return names;
 }
 
 }  // namespace tsfuser

@@ -14,6 +14,8 @@ namespace tsfuser {
 
 // Once a graph, at the first node that torch asks about (prepare.cpp).
 void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* first);
+// The names of its steps, in order.
+std::vector<std::string> preparing_steps();
 
 // The steps of it that have files of their own. Code behind a check leaves the branch that it is in
 // (checked_branches.cpp). Loops that multiply sizes become one op (products.cpp), and so does batch norm's

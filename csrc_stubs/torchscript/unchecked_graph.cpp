@@ -1,6 +1,7 @@
 // See unchecked_graph.h.
 
 #include "torchscript/unchecked_graph.h"
+#include "group/failures.h"
 #include "torchscript/call_facts.h"
 #include "torchscript/open_dtypes.h"
 #include "torchscript/prepare.h"
@@ -26,7 +27,7 @@ bool names_fractional(const c10::IValue& value) {
 }  // namespace
 
 std::shared_ptr<UncheckedGraph> UncheckedGraph::of(const torch::jit::Node& node) {
-  const auto plain = node.g(c10::attr::Subgraph)->copy();
+  const auto plain = node.g(c10::attr::Subgraph);
   auto made = std::make_shared<UncheckedGraph>();
   made->inputs_ = plain->inputs().size();
   for (size_t i = 0; i < made->inputs_; ++i) {
@@ -52,13 +53,37 @@ std::shared_ptr<UncheckedGraph> UncheckedGraph::of(const torch::jit::Node& node)
   for (const size_t i : made->unchecked_) {
     made->all_ = made->all_ && std::count(of_inputs.begin(), of_inputs.end(), i) != 0;
   }
+  made->make_code(node);
+  return made;
+}
+
+std::shared_ptr<UncheckedGraph> UncheckedGraph::always(const torch::jit::Node& node) {
+  auto made = std::make_shared<UncheckedGraph>();
+  made->inputs_ = node.inputs().size();
+  made->always_ = true;
+  made->make_code(node);
+  return made;
+}
+
+void UncheckedGraph::make_code(const torch::jit::Node& node) {
+  const auto plain = node.g(c10::attr::Subgraph)->copy();
+  const auto results = static_cast<size_t>(node.i(c10::attr::f_real_outputs));
   while (plain->outputs().size() > results) {
     plain->eraseOutput(plain->outputs().size() - 1);
   }
-  eager_forms(*plain);
-  torch::jit::EraseShapeInformation(plain);
-  made->code_ = std::make_unique<torch::jit::Code>(plain, "");
-  return made;
+  code_ = eager_code(*plain, "");
+}
+
+// With our forms of ops where these cannot be undone: they compute the same.
+std::unique_ptr<torch::jit::Code> eager_code(torch::jit::Graph& graph, const std::string& name) {
+  auto copy = graph.copy();
+  const bool undone = attempt("eager_forms", graph, [&copy] {
+    eager_forms(*copy);
+    end_of_pass("eager_forms");
+  });
+  copy = undone ? copy : graph.copy();
+  torch::jit::EraseShapeInformation(copy);
+  return std::make_unique<torch::jit::Code>(copy, name);
 }
 
 bool UncheckedGraph::takes(const torch::jit::Stack& stack) const {

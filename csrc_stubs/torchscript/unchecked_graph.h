@@ -14,6 +14,7 @@
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace tsfuser {
@@ -22,6 +23,8 @@ class UncheckedGraph {
  public:
   // Null for a graph that gets nothing of these kinds.
   static std::shared_ptr<UncheckedGraph> of(const torch::jit::Node& node);
+  // One that takes each call.
+  static std::shared_ptr<UncheckedGraph> always(const torch::jit::Node& node);
 
   // Whether it gets dtypes only, and no tensors that no check looks at.
   bool asks_for_dtypes_only() const { return unchecked_.empty(); }
@@ -29,6 +32,8 @@ class UncheckedGraph {
   void run(torch::jit::Stack& stack) const;
 
  private:
+  void make_code(const torch::jit::Node& node);
+
   size_t inputs_ = 0;
   std::vector<size_t> fractional_;  // inputs, tensors or dtypes as ints, that must be of a fractional dtype
   std::vector<size_t> unchecked_;   // inputs that may hold tensors
@@ -37,5 +42,8 @@ class UncheckedGraph {
   bool all_ = true;                 // whether all have, and all unchecked inputs get one
   std::unique_ptr<torch::jit::Code> code_;
 };
+
+// Code that runs the ops of the graph as eager does, one at a time.
+std::unique_ptr<torch::jit::Code> eager_code(torch::jit::Graph& graph, const std::string& name);
 
 }  // namespace tsfuser

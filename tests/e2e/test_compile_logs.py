@@ -62,6 +62,7 @@ def test_counters_cover_graphs_calls_and_what_is_left_to_python():
     assert (found["graphs"], found["graph_calls"], found["left_to_python"]) == (0, 0, {})
 
 
+@pytest.mark.passes_fail
 def test_counters_tell_graphs_that_were_given_up(monkeypatch):
     def broken(*given):
         raise RuntimeError("out of order")
@@ -70,4 +71,6 @@ def test_counters_tell_graphs_that_were_given_up(monkeypatch):
     with pytest.warns(tsfuser.TsfuserWarning, match="gave up"):
         torch.compile(lambda x: x.exp() + 1, backend="tsfuser")(torch.randn(4))
     found = tsfuser.stats()
-    assert found["graphs_unfused"] == {"RuntimeError: out of order": 1} and found["graphs"] == 0
+    assert (
+        found["graphs_unfused"] == {"compile_graph: RuntimeError: out of order": 1} and found["graphs"] == 0
+    )

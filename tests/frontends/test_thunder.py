@@ -302,6 +302,7 @@ def test_behind_the_last_program_a_region_runs_unfused(monkeypatch):
     assert len(call._programs) == 2
 
 
+@pytest.mark.passes_fail
 def test_a_mistake_of_ours_runs_unfused(monkeypatch):
     jitted, x = jit(lambda x: x.sigmoid() * 2 + 1), torch.randn(4, 8)
 
@@ -309,7 +310,7 @@ def test_a_mistake_of_ours_runs_unfused(monkeypatch):
         raise RuntimeError("no graph today")
 
     monkeypatch.setattr(region, "graph_of", broken)
-    with pytest.warns(TsfuserWarning, match="tsfuser gave up on tsfuser0.*no graph today"):
+    with pytest.warns(TsfuserWarning, match="thunder region tsfuser0 gave up.*no graph today"):
         assert torch.equal(jitted(x), x.sigmoid() * 2 + 1)
 
 

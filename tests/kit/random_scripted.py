@@ -21,7 +21,7 @@ from kit.batch import collecting, load
 from kit.random_compare import adds_gradients, all_roundings, differences
 from kit.random_outcome import RAISED, saved_copies
 from kit.support import counted, script
-from tsfuser.frontends.torchscript import passes
+from tsfuser.planning import failures
 
 PROFILED = 3  # calls until torch has optimised a function, in training
 MODES = ({}, {}, {"single": True}, {"guards": False}, {"horizontal": False})
@@ -72,7 +72,7 @@ def execute(runs, device, opt_level=1, jobs=1, progress=None):
 @contextlib.contextmanager
 def given_up(run):
     """A pass that gives up on a graph of the program is wrong, though the program runs."""
-    passes._warned.clear()
+    failures.forget_warnings()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", tsfuser.TsfuserWarning)
         yield

@@ -218,6 +218,7 @@ def run_python(folder, source, timeout=300, whole_end=False, **environment):
     path.write_text(source)
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = prefork.run([path], env=env, timeout=timeout, whole_end=whole_end)
+    assert "gave up on a graph" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,11 +1,10 @@
 """The pass hook, profiling of our kinds, and the graph passes that torch has in C++ only."""
 
-import sys
-
 import pytest
 import torch
 
 from tsfuser.frontends.torchscript.profile import remove_profile_nodes
+from tsfuser.planning import failures
 
 
 @pytest.fixture
@@ -41,11 +40,17 @@ def test_pass_gets_a_profiled_copy_and_its_graph_is_used(native, executor):
     assert results[0].tolist() == [1, 1, 1] and results[-1].tolist() == [-1, -1, -1]
 
 
-@pytest.mark.parametrize("answer", [None, "not a graph"])
-def test_pass_that_returns_no_graph_changes_nothing(native, executor, monkeypatch, answer):
-    unraisable = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda event: unraisable.append(event.exc_type))
+@pytest.fixture
+def failed(native):
+    """What C++ reports of passes that fail: (pass, error)."""
+    told = []
+    native.set_failure_reporter(lambda name, text, place: told.append((name, text)))
+    yield told
+    native.set_failure_reporter(failures.report)
 
+
+@pytest.mark.parametrize("answer", [None, "not a graph"])
+def test_pass_that_returns_no_graph_changes_nothing(native, executor, failed, answer):
     def spoil(graph):
         for node in list(graph.findAllNodes("aten::relu")):
             node.output().replaceAllUsesWith(node.inputsAt(0))
@@ -55,13 +60,12 @@ def test_pass_that_returns_no_graph_changes_nothing(native, executor, monkeypatc
     native.set_enabled(True)
     f, a = scripted(), torch.full((3,), -2.0)
     assert [f(a, torch.ones(3)).tolist() for _ in range(4)] == [[1, 1, 1]] * 4
-    assert unraisable == ([] if answer is None else [TypeError])
+    assert failed == (
+        [] if answer is None else [("graph_pass", "the graph pass returned something else than a graph")]
+    )
 
 
-def test_pass_that_raises_changes_nothing(native, executor, monkeypatch):
-    unraisable = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda event: unraisable.append(event.exc_value))
-
+def test_pass_that_raises_changes_nothing(native, executor, failed):
     def fail(graph):
         graph.findNode("aten::relu").output().replaceAllUsesWith(next(graph.inputs()))
         raise ValueError("half-way")
@@ -70,16 +74,20 @@ def test_pass_that_raises_changes_nothing(native, executor, monkeypatch):
     native.set_enabled(True)
     f, a = scripted(), torch.full((3,), -2.0)
     assert [f(a, torch.ones(3)).tolist() for _ in range(4)] == [[1, 1, 1]] * 4
-    assert [str(e) for e in unraisable] == ["half-way"]
+    assert failed == [("graph_pass", "ValueError: half-way")]
 
 
-@pytest.mark.parametrize("answer", [None, "not graphs", RuntimeError("half-way")])
+@pytest.mark.parametrize(
+    ("answer", "texts"),
+    [
+        (None, []),
+        ("not graphs", ["the pass over differentiable graphs returned something else than graphs"]),
+        (RuntimeError("half-way"), ["RuntimeError: half-way"]),
+    ],
+)
 def test_pass_over_differentiable_graphs_that_returns_none_changes_nothing(
-    native, executor, monkeypatch, answer
+    native, executor, failed, answer, texts
 ):
-    unraisable = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda event: unraisable.append(event.exc_type))
-
     def spoil(forward, backward, *numbers):
         node = forward.findNode("aten::relu")
         node.output().replaceAllUsesWith(node.inputsAt(0))
@@ -91,7 +99,7 @@ def test_pass_over_differentiable_graphs_that_returns_none_changes_nothing(
     native.set_enabled(True)
     f, a = scripted(), torch.full((3,), -2.0, requires_grad=True)
     assert [f(a, torch.ones(3)).tolist() for _ in range(4)] == [[1, 1, 1]] * 4
-    assert unraisable == ([] if answer is None else [TypeError] if answer == "not graphs" else [RuntimeError])
+    assert failed == [("differentiable_graph", text) for text in texts]
 
 
 def test_disabled_pass_is_not_called(native, executor):

@@ -13,7 +13,7 @@ from typing import Any
 from .. import _C, options
 from ..errors import TsfuserWarning
 from ..frontends.dynamo import counts
-from ..planning import ahead
+from ..planning import ahead, failures
 from ..planning import compile as pipeline
 from ..target import counters
 
@@ -27,8 +27,9 @@ def stats() -> Mapping[str, Any]:
     that another process, or group, had made: they came from disk), which are integers, and `fallbacks`
     (reason -> calls). Of torch.compile: `graphs`, forward and backward ones, that were translated, and
     `graph_calls` (integers; a call of a graph that Python cuts counts once for each piece); `left_to_python`
-    (reason -> nodes) and `graphs_unfused` (reason -> graphs)."""
-    return {**_C.stats(), **counters.snapshot(), **counts.snapshot()}
+    (reason -> nodes) and `graphs_unfused` (reason -> graphs). `passes_failed` (failure -> graphs): passes
+    that gave up by a mistake of tsfuser's; the graphs run unfused."""
+    return {**_C.stats(), **counters.snapshot(), **counts.snapshot(), **failures.snapshot()}
 
 
 def reset() -> None:
@@ -40,6 +41,7 @@ def reset() -> None:
     pipeline.forget()
     counters.reset()
     counts.reset()
+    failures.reset()
 
 
 def warn(kind: str, group_id: int, reason: str) -> None:

@@ -52,11 +52,23 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """An exception from inside carries the name of the pass, for the warning (`planning.failures`)."""
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "failed_pass"):
+            error.failed_pass = name  # type: ignore[attr-defined]
+        raise
+
+
 def _run(work: Work, passes: Sequence[Pass]) -> None:
     before = str(work) if log.enabled("graph_fuser", log.UPDATE) else ""
     for step in passes:
         start = time.perf_counter()
-        step.run(work)
+        with named(step.name):
+            step.run(work)
         took = (time.perf_counter() - start) * 1e3
         if log.enabled("graph_fuser", log.DEBUG):
             log.write("graph_fuser", f"{step.name} took {took:.1f} ms", "", log.DEBUG)

@@ -15,10 +15,12 @@ import torch
 from torch import fx
 
 from ...options import first_graph
+from ...planning import failures
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
 from . import watch
 from .cuda_graphs import CudaGraphs
+from .fx.kept import Kept
 from .groups.roundings import Roundings
 from .joint_graph.channels_last import channels_last
 from .joint_graph.dropout import seed_dropouts
@@ -40,6 +42,7 @@ def backend(
 ) -> Callable[..., Any]:
     """The compiled module. Raises ValueError for unknown options and modes."""
     from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
 
     first_graph()
     settings = its_settings.read(options)
@@ -58,8 +61,14 @@ def backend(
         decompositions=decompositions,
         keep_inference_input_mutations=True,
     )
-    with whole_ops(sizes_vary=any(isinstance(value, torch.SymInt) for value in inputs)):
-        return compiled(module, inputs)
+    try:
+        with whole_ops(sizes_vary=any(isinstance(value, torch.SymInt) for value in inputs)):
+            return compiled(module, inputs)
+    except (TorchDynamoException, *exceptions_allowed_to_be_fallback):
+        raise  # torch breaks the graph, or traces it again
+    except Exception as error:
+        failures.gave_up("aot_autograd", error, Kept(module).line)
+        return module  # which nobody changes
 
 
 def _compile(
@@ -72,14 +81,25 @@ def _compile(
     inputs: Sequence[Any],
 ) -> Callable[[list], Any]:
     if role == "inference":
-        if settings.recompute:
-            seed_dropouts(module)
-            merge_repeats(module)
-        channels_last(module, settings.channels_last, inference=True)
+        module = _prepared(module, settings)
     donated = _donated(module) if role == "backward" and graphs is None else ()
     origin = watch.Origin(source, role)
     call = compile_graph(module, settings, origin, donated, roundings.passes(role))
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
+
+
+def _prepared(module: fx.GraphModule, settings: its_settings.Settings) -> fx.GraphModule:
+    """The graph of an inference with what `partition` does to others."""
+    kept = Kept(module)
+    try:
+        if settings.recompute:
+            seed_dropouts(module)
+            merge_repeats(module)
+        channels_last(module, settings.channels_last, inference=True)
+        return module
+    except Exception as error:
+        failures.gave_up("inference", error, kept.line)
+        return kept.put_back()
 
 
 def _donated(backward: fx.GraphModule) -> Collection[int]:

@@ -7,7 +7,6 @@ between them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +17,10 @@ from torch import fx
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ... import _C, log
-from ...errors import TsfuserWarning
 from ...grouping.support import Refusals
-from ...planning import interrupts
+from ...planning import failures
 from . import logs, watch
+from .fx.kept import Kept
 from .fx.types import is_nested_int
 from .groups.passes import fuse
 from .groups.roundings import Pass
@@ -35,6 +34,9 @@ from .settings import Settings, applied
 from .translation.split import split
 from .translation.translate import Translation, translate
 
+#: The rewrites of each graph, in order.
+REWRITES = (simplify, compute_parts, add_as_made, make_ranges, settle_layouts)
+
 
 def compile_graph(
     module: fx.GraphModule,
@@ -47,6 +49,7 @@ def compile_graph(
     with a warning. If the module has an `origin`, `watch` gets the outcome. `donated`: the positions of
     arguments over which the function may write, if it gets the last reference to them. `roundings`: those of
     `fuse`."""
+    kept = Kept(module)
     try:
         if origin is not None:
             logs.arrived(origin, module)
@@ -57,14 +60,8 @@ def compile_graph(
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
     except Exception as error:  # a mistake of ours must not break the user's program
-        interrupts.pass_on(error)
-        text = f"{type(error).__name__}: {error}".split("\n")[0]
-        warnings.warn(
-            f"tsfuser gave up on a graph of torch.compile, which runs unfused ({text}); please report it",
-            TsfuserWarning,
-            stacklevel=2,
-        )
-        return _left_unfused(module, origin, text)
+        reason = failures.gave_up("compile_graph", error, kept.line)
+        return _left_unfused(kept.put_back(), origin, reason)
 
 
 def _takes_nested_ints(module: fx.GraphModule) -> bool:
@@ -126,11 +123,8 @@ def _whole(
     donated: Collection[int],
     roundings: Sequence[Pass],
 ) -> _Compiled:
-    simplify(module)
-    compute_parts(module)
-    add_as_made(module)
-    make_ranges(module)
-    settle_layouts(module)
+    for rewrite in REWRITES:
+        rewrite(module)
     translation = translate(module)
     if not translation.foreign:
         program, refusals = _program(translation, settings, origin, donated, roundings)

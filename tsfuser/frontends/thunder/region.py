@@ -9,7 +9,6 @@ unfused. The kernels of the first program may have sizes as numbers; those of la
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,8 +18,7 @@ from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 
 from ... import log
-from ...errors import TsfuserWarning
-from ...planning import interrupts
+from ...planning import failures
 from ..dynamo.program import compile_graph
 from ..dynamo.settings import Settings
 from .narrow import narrow
@@ -72,13 +70,7 @@ class RegionCall:
                 say_sizes(module)
             program = compile_graph(module, Settings())
         except Exception as error:  # a mistake of ours must not break the user's program
-            interrupts.pass_on(error)
-            text = f"{type(error).__name__}: {error}".split("\n")[0]
-            warnings.warn(
-                f"tsfuser gave up on {self.name} of a trace, which runs unfused ({text}); please report it",
-                TsfuserWarning,
-                stacklevel=3,
-            )
+            failures.gave_up(f"thunder region {self.name}", error, "")
             program = self._run_unfused
         self._programs[key] = program
         return program

@@ -20,18 +20,15 @@ The types that stay on values of the outer graph are wiped by the executor, late
 from __future__ import annotations
 
 import contextlib
-import traceback
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ... import log
-from ...errors import TsfuserWarning
 from ...graph.passes import Pass, run
 from ...graph.wrapper import Graph
 from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work, give_back
 from ...grouping.support import Refusals
-from ...planning import interrupts
+from ...planning import failures
 from . import guard
 from .profile import remove_profile_nodes
 from .strict_fusion import move_views_out
@@ -46,7 +43,6 @@ class Outcome:
 
 
 _watchers: list[list[Outcome]] = []  # registry: where outcomes go while someone is `watching`
-_warned: set[str] = set()  # registry: failures of the pass that were reported
 
 
 def _guard_groups(work: Work) -> None:
@@ -85,7 +81,7 @@ def watching() -> Iterator[list[Outcome]]:
 
 def fuse(graph: Graph, into: Refusals | None = None) -> Graph:
     """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass
-    fails; the latter is reported by one TsfuserWarning."""
+    fails; the latter is reported (`planning.failures`)."""
     refusals = Refusals() if into is None else into
     result = _fuse(graph, refusals)
     for seen in tuple(_watchers):
@@ -100,24 +96,10 @@ def _fuse(graph: Graph, refusals: Refusals) -> Graph:
         work = Work(graph.copy(), refusals, profiled=True)
         run(work, PASSES)
     except Exception as error:
-        interrupts.pass_on(error)
-        _give_up(error)
+        failures.gave_up("graph_pass", error, failures.line_of(graph))
         return graph
     if not work.groups and not work.has_products:
         return graph
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(work.graph))
     return work.graph
-
-
-def _give_up(error: Exception) -> None:
-    """Warns, once for each kind of failure."""
-    text = f"{type(error).__name__}: {error}".split("\n")[0]
-    log.write("graph_fuser", "The pass failed", traceback.format_exc())
-    if text not in _warned:
-        _warned.add(text)
-        warnings.warn(
-            f"the fusion pass gave up on a graph, which runs unfused ({text}); please report it",
-            TsfuserWarning,
-            stacklevel=2,
-        )

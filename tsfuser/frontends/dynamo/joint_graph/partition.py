@@ -11,11 +11,14 @@ becomes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
+from ....planning import failures
+from ..fx.kept import Kept
 from ..fx.recomputed import name_recomputed
 from ..fx.updates import sharing, updates
 from ..rewrites.simplify import without_detach
@@ -45,7 +48,29 @@ def partition(
     **others: Any,
 ):
     """The forward and the backward. `recompute`: the cheapest cut decides what is saved, else autograd does.
-    `layout`: `wanted` of `channels_last`."""
+    `layout`: `wanted` of `channels_last`. If a pass of ours fails, torch's partitioner does all."""
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+    kept = Kept(joint)
+    try:
+        forward, backward = _cut(joint, inputs, recompute, layout, num_fwd_outputs, others)
+    except Exception as error:
+        failures.gave_up("partition", error, kept.line)
+        partitioner = min_cut_rematerialization_partition if recompute else default_partition
+        forward, backward = partitioner(kept.put_back(), inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    save_old_values(forward, num_fwd_outputs)
+    mark_lent(forward, backward)
+    return forward, backward
+
+
+def _cut(
+    joint: fx.GraphModule,
+    inputs: Any,
+    recompute: bool,
+    layout: bool | None,
+    num_fwd_outputs: int,
+    others: Mapping[str, Any],
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     from torch._functorch import config
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
@@ -76,8 +101,6 @@ def partition(
         save_compared(joint, num_fwd_outputs)
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         name_recomputed(forward, backward)
-    save_old_values(forward, num_fwd_outputs)
-    mark_lent(forward, backward)
     return forward, backward
 
 

@@ -51,6 +51,7 @@ from .... import log, options
 from ....graph.operand_room import may_be_parts
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph, nodes_in
+from ....planning import failures
 from . import dropout, formulas, kept_instead, norm_operands, norm_results, recompute, relu_mask
 from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
@@ -109,10 +110,11 @@ def rewrite(
     small: Sequence[int] = (),
     moving: Sequence[int] = (),
     half: Sequence[int] = (),
-) -> tuple[Graph, Graph, list[int], list[int]] | None:
+) -> tuple[Graph, Graph, list[int], list[int]] | bool | None:
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`,
     `written` to `half` as in `Work`, `idle`: results that no gradient comes for, `given`: inputs that the
-    program does not write to, but its caller may."""
+    program does not write to, but its caller may. None where nothing changes; False where a pass fails: the
+    graph runs op by op then, as torch's own may save what the program writes to."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not nodes_in(backward) or not saved.is_whole():
         return None
@@ -127,7 +129,11 @@ def rewrite(
         moving,
         half,
     )
-    run(work, STEPS)
+    try:
+        run(work, STEPS)
+    except Exception as error:
+        failures.gave_up("differentiable_graph", error, failures.line_of(forward))
+        return False  # C++ has copied the graphs
     return forward, backward, *work.numbers
 
 
