@@ -93,6 +93,40 @@ std::optional<std::vector<torch::jit::GraphExecutorState>> settled_states(const 
 }
 
 using ExecutorState = std::optional<torch::jit::GraphExecutorState>;
+// What runs in the place of a settled graph: the state of its executor, if that has optimised it, and its
+// graph.
+using SettledCopy = std::pair<ExecutorState, GraphPtr>;
+
+// None where the graph was not settled, or the copy is not known.
+std::optional<SettledCopy> settled_copy(torch::jit::GraphFunction* function) {
+  if (!function) {
+    return std::nullopt;
+  }
+  const bool optimised = function->get_executor().isOptimized();
+  return SettledCopy{optimised ? ExecutorState(function->getDebugState()) : std::nullopt, function->graph()};
+}
+
+// That which a call of the function with such arguments runs. The graph is the one that torch has made of
+// it.
+std::optional<SettledCopy> copy_for_arguments(const GraphPtr& graph, const c10::FunctionSchema& schema,
+                                              const py::tuple& args, const py::dict& kwargs,
+                                              std::optional<c10::IValue> self) {
+  const auto* settled = settled_branches_of(*graph);
+  if (!settled) {
+    return std::nullopt;
+  }
+  const auto stack = torch::jit::createStackForSchema(
+      schema, args, py::reinterpret_borrow<py::kwargs>(kwargs), std::move(self));
+  const py::gil_scoped_release released;  // as above
+  return settled_copy(settled->function_for(stack));
+}
+
+// That which ran last.
+std::optional<SettledCopy> last_copy(const GraphPtr& graph) {
+  const py::gil_scoped_release released;  // as above
+  const auto* settled = settled_branches_of(*graph);
+  return settled ? settled_copy(settled->last()) : std::nullopt;
+}
 
 // Forward and backward; none of an executor that has not optimised its graph.
 std::vector<std::pair<ExecutorState, ExecutorState>> differentiable_states(torch::jit::Code& code) {
@@ -168,6 +202,23 @@ void bind_graphs(py::module_& m) {
         "(torchscript/static_values.h); None where it has nodes of unknown kinds.");
   m.def("settled_states", &settled_states,
         "The states of the executors that a graph with settled branches runs; None where it has none.");
+  m.def(
+      "is_settled", [](const GraphPtr& graph) { return settled_branches_of(*graph) != nullptr; },
+      "Whether the graph calls copies of a program whose branches were settled.");
+  m.def("last_copy", &last_copy,
+        "The copy that a graph with settled branches ran last: (the state of its executor, None where that "
+        "has optimised nothing; its graph). None where it ran as it is.");
+  m.def(
+      "copy_for_arguments",
+      [](const GraphPtr& graph, const torch::jit::StrongFunctionPtr& f, const py::tuple& args,
+         const py::dict& kwargs) {
+        return copy_for_arguments(graph, f.function_->getSchema(), args, kwargs, std::nullopt);
+      },
+      "The same of the copy that a call with such arguments runs; None where none was made by now.");
+  m.def("copy_for_arguments", [](const GraphPtr& graph, const torch::jit::Method& method,
+                                 const py::tuple& args, const py::dict& kwargs) {
+    return copy_for_arguments(graph, method.function().getSchema(), args, kwargs, method.owner()._ivalue());
+  });
   m.def("differentiable_states", &differentiable_states,
         "The states of the executors of each differentiable graph in the code of a plan, (forward, "
         "backward), in order; None for one that has not optimised its graph.");

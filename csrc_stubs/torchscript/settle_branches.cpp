@@ -1,5 +1,6 @@
 // The rewrite that settles branches, before torch profiles a graph. See settled_branches.h.
 
+#include "group/failures.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
 #include "torchscript/nodes.h"
@@ -23,7 +24,6 @@ using torch::jit::Node;
 using torch::jit::Value;
 
 std::atomic<bool> switched_on{true};
-std::atomic<int64_t> next_state{0};
 
 c10::Symbol kept() {
   static const auto name = c10::Symbol::attr("kept");
@@ -160,7 +160,8 @@ std::shared_ptr<Graph> noting(Graph& graph) {
     Node* branch = branches[i];
     const torch::jit::WithInsertPoint before(branch);
     Value* number = copy->insertConstant(static_cast<int64_t>(i));
-    Node* note = copy->insertNode(copy->create(taken_kind(), {branch->input(), number}, 1));
+    Value* nothing = copy->insertConstant(c10::IValue());
+    Node* note = copy->insertNode(copy->create(taken_kind(), {branch->input(), number, nothing}, 1));
     note->output()->setType(c10::BoolType::get());
     note->copyMetadata(branch);
     branch->replaceInput(0, note->output());
@@ -184,7 +185,6 @@ bool has_branches(Graph& graph) {
 bool settle_branches(bool on) { return switched_on.exchange(on); }
 
 bool settle_branches(Graph& graph, const Node* first) {
-  static const auto state = c10::Symbol::attr("state");
   Node* passed = outermost(first);
   if (!switched_on.load() || graph.outputs().size() != 1 || !has_branches(graph) ||
       !may_repeat(graph, passed)) {
@@ -194,9 +194,10 @@ bool settle_branches(Graph& graph, const Node* first) {
   if (!body) {
     return false;
   }
-  Node* node = graph.create(settled_kind(), graph.inputs(), 1)->insertAfter(passed);
-  node->g_(c10::attr::Subgraph, body);
-  node->i_(state, next_state++);
+  Node* node = SettledBranches::call_of(body, graph);
+  end_of_pass("settle_branches");  // nothing behind this fails: nodes are destroyed
+  node->insertAfter(passed);
+  node->input(0)->node()->insertBefore(node);
   node->output()->setType(graph.outputs()[0]->type());
   graph.return_node()->replaceInput(0, node->output());
   const std::vector<Node*> nodes(graph.nodes().begin(), graph.nodes().end());

@@ -2,6 +2,7 @@
 
 #include "torchscript/settled_branches.h"
 #include "graph/memory.h"
+#include "group/failures.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
@@ -16,6 +17,8 @@
 
 #include <algorithm>
 #include <new>
+#include <string>
+#include <unordered_set>
 #include <utility>
 
 namespace tsfuser {
@@ -32,27 +35,31 @@ constexpr size_t kMostFacts = 512;   // of one graph: all are forgotten then
 constexpr int64_t kMostChoices = 8;  // of branches, in training and elsewhere: others run the general one
 constexpr size_t kPlainCalls = 8;    // with new facts, before the general function is made
 
-// Where `tsfuser::taken` writes, on this thread; null: nowhere.
-std::vector<int8_t>*& noted() {
-  static thread_local std::vector<int8_t>* branches = nullptr;
-  return branches;
-}
-
-class Noting {
- public:
-  explicit Noting(std::vector<int8_t>* branches) : before_(std::exchange(noted(), branches)) {}
-  ~Noting() { noted() = before_; }
-  Noting(const Noting&) = delete;
-  Noting& operator=(const Noting&) = delete;
-
- private:
-  std::vector<int8_t>* before_;
+// What a call with new facts carries along, and `tsfuser::taken` writes to: which branches it takes.
+struct Note : torch::CustomClassHolder {
+  SettledBranches* settled = nullptr;  // whoever runs it holds on to it
+  CallFacts::Words facts;
+  bool training = false;
+  std::vector<int8_t> branches;
 };
 
-void note(Stack& stack) {
+Note* note_of(const c10::IValue& value) {
+  return value.isCapsule() ? static_cast<Note*>(value.toCapsule().get()) : nullptr;
+}
+
+void run_taken(Stack& stack) {
+  const c10::IValue given = torch::jit::pop(stack);
   const auto number = static_cast<size_t>(torch::jit::pop(stack).toInt());
-  if (noted() && number < noted()->size()) {
-    (*noted())[number] = stack.back().toBool();
+  if (Note* note = note_of(given); note && number < note->branches.size()) {
+    note->branches[number] = stack.back().toBool();
+  }
+}
+
+// The end of a call whose branches are noted.
+void run_noted(Stack& stack) {
+  const c10::IValue given = torch::jit::pop(stack);
+  if (Note* note = note_of(given)) {
+    note->settled->remember(note->facts, note->training, std::move(note->branches));
   }
 }
 
@@ -88,25 +95,34 @@ void inline_block(Node* branch, Block* block) {
   branch->destroy();
 }
 
-std::unique_ptr<GraphFunction> function_of(std::shared_ptr<Graph> graph) {
-  auto made = std::make_unique<GraphFunction>(c10::QualifiedName(kName), std::move(graph), nullptr);
-  keep_casts(*made);
-  return made;
-}
-
-// The states of the nodes in the process, by number, as long as code of such a node is there.
-struct States {
+// All that there are, for `after_fork`.
+struct Registry {
   std::mutex mutex;
-  std::unordered_map<int64_t, std::weak_ptr<SettledBranches>> by_number;
+  std::unordered_set<SettledBranches*> all;
 };
 
-States& states() {
-  static States* s = new States;
-  return *s;
+Registry& registry() {
+  static Registry* r = new Registry;
+  return *r;
 }
 
-torch::jit::Operation make_settled(const Node* node) {
-  return [state = SettledBranches::of(node)](Stack& stack) { state->run(stack); };
+// What a node has that calls one.
+struct HeldSettled : torch::CustomClassHolder {
+  explicit HeldSettled(const std::shared_ptr<Graph>& graph) : settled(graph) {}
+  SettledBranches settled;
+};
+
+c10::Symbol held_name() {
+  static const auto name = c10::Symbol::attr("settled");
+  return name;
+}
+
+// The name of the function that the interpreter of this thread runs.
+std::string running_function() {
+  const auto calls = torch::jit::currentCallstack();
+  const std::string name = calls.empty() ? "" : calls.back().filename;
+  const bool is_plain = !name.empty() && name.find('.') == std::string::npos;
+  return is_plain ? name : kName;
 }
 
 }  // namespace
@@ -122,11 +138,6 @@ bool requires_gradient(const c10::IValue& value) {
   return false;
 }
 
-c10::Symbol settled_kind() {
-  static const auto kind = c10::Symbol::fromQualString("tsfuser::settled");
-  return kind;
-}
-
 c10::Symbol taken_kind() {
   static const auto kind = c10::Symbol::fromQualString("tsfuser::taken");
   return kind;
@@ -140,24 +151,33 @@ SettledBranches::SettledBranches(const std::shared_ptr<Graph>& graph)
   for (const Node* node : all_nodes(*graph_)) {
     reads_tensors_ |= node->kind() == c10::prim::GetAttr && may_hold_tensors(node->output()->type());
   }
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().all.insert(this);
 }
 
-SettledBranches::~SettledBranches() = default;
+SettledBranches::~SettledBranches() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().all.erase(this);
+}
 
-std::shared_ptr<SettledBranches> SettledBranches::of(const Node* node) {
-  static const auto state = c10::Symbol::attr("state");
-  const std::lock_guard<std::mutex> lock(states().mutex);
-  auto& by_number = states().by_number;
-  auto& kept = by_number[node->i(state)];
-  auto found = kept.lock();
-  if (!found) {
-    found = std::make_shared<SettledBranches>(node->g(c10::attr::Subgraph));
-    kept = found;
-    for (auto each = by_number.begin(); each != by_number.end();) {
-      each = each->second.expired() ? by_number.erase(each) : std::next(each);
-    }
+SettledBranches* SettledBranches::of(const Node* node) {
+  if (node->kind() != c10::prim::CallFunction || !node->hasAttribute(held_name())) {
+    return nullptr;
   }
-  return found;
+  return &static_cast<HeldSettled*>(node->ival(held_name()).toCapsule().get())->settled;
+}
+
+Node* SettledBranches::call_of(const std::shared_ptr<Graph>& settled, Graph& graph) {
+  const auto held = c10::make_intrusive<HeldSettled>(settled);
+  Node* function = graph.create(c10::prim::Constant);
+  function->s_(c10::attr::name, kName);
+  function->output()->setType(c10::FunctionType::create(&held->settled));
+  Node* call = graph.create(c10::prim::CallFunction, {function->output()}, 1);
+  for (torch::jit::Value* input : graph.inputs()) {
+    call->addInput(input);
+  }
+  call->ival_(held_name(), c10::IValue::make_capsule(held));
+  return call;
 }
 
 size_t SettledBranches::Hash::operator()(const Words& words) const {
@@ -181,38 +201,104 @@ bool SettledBranches::may_record_gradients(at::ArrayRef<c10::IValue> arguments) 
          (reads_tensors_ || std::any_of(arguments.begin(), arguments.end(), requires_gradient));
 }
 
-void SettledBranches::run(Stack& stack) {
-  const auto arguments = torch::jit::last(stack, graph_->inputs().size());
-  const bool training = may_record_gradients(arguments);
-  static thread_local Words words;  // kept for its memory
+bool SettledBranches::describe(at::ArrayRef<c10::IValue> arguments, Words& words) const {
   const bool described = facts_.read(arguments, words);
-  words.push_back(training);
+  words.push_back(may_record_gradients(arguments));
+  return described;
+}
+
+GraphFunction* SettledBranches::function_for(at::ArrayRef<c10::IValue> arguments) const {
+  Words words;
+  return describe(arguments, words) ? known(words) : nullptr;
+}
+
+bool SettledBranches::call(Stack& stack, std::optional<size_t>, Run run) {
+  static thread_local Words words;  // kept for its memory
+  const bool described = !gave_up_ && describe(torch::jit::last(stack, num_inputs()), words);
   if (GraphFunction* function = described ? known(words) : nullptr) {
-    const Noting nothing(nullptr);
-    return function->run(stack);
+    if (last() != function) {  // other threads read it, too
+      last_ = function;
+    }
+    return function->call(stack, std::nullopt, run);
   }
-  const Words facts = words;  // what runs may be such a node itself
-  Branches branches(branches_, -1);
-  {
-    const Noting all(&branches);
-    run_noting(stack);
-  }
+  c10::intrusive_ptr<Note> note;
   if (described) {
-    remember(facts, {training, std::move(branches)});
+    note = c10::make_intrusive<Note>();
+    note->settled = this;
+    note->facts = words;
+    note->training = words.back() != 0;
+    note->branches.assign(branches_, -1);
   }
+  stack.push_back(note ? c10::IValue::make_capsule(std::move(note)) : c10::IValue());
+  run_noting(stack, run);
+  return true;
+}
+
+void SettledBranches::run(Stack& stack) {
+  call(stack, std::nullopt,
+       [&stack](const torch::jit::Code& code) { torch::jit::InterpreterState(code).run(stack); });
+}
+
+size_t SettledBranches::num_inputs() const { return graph_->inputs().size(); }
+
+const c10::QualifiedName& SettledBranches::qualname() const {
+  static const c10::QualifiedName name(kName);
+  return name;
+}
+
+const c10::FunctionSchema& SettledBranches::getSchema() const {
+  static const c10::FunctionSchema schema(kName, "", {}, {}, /*is_vararg=*/true, /*is_varret=*/true);
+  return schema;
 }
 
 // Runs the graph as it is, in the first calls without profiling or optimising it.
-void SettledBranches::run_noting(Stack& stack) {
+void SettledBranches::run_noting(Stack& stack, Run run) {
+  note_name();
   if (++new_facts_ > kPlainCalls) {
-    return made_once(general_, [this] { return function_of(graph_->copy()); })->run(stack);
+    GraphFunction* general = made_once(general_, [this] { return function_of(noting_graph()); });
+    last_ = general;
+    general->call(stack, std::nullopt, run);
+    return;
   }
   const auto* code = made_once(plain_, [this] {
-    auto graph = graph_->copy();
-    end_loops(*graph);
-    return std::make_unique<torch::jit::Code>(std::move(graph), kName);
+    auto graph = noting_graph();
+    const bool ended = attempt("end_loops", *graph_, [&graph] {
+      end_loops(*graph);
+      end_of_pass("end_loops");
+    });
+    return std::make_unique<torch::jit::Code>(ended ? std::move(graph) : noting_graph(), name_);
   });
-  torch::jit::InterpreterState(*code).run(stack);
+  last_ = nullptr;
+  run(*code);
+}
+
+// The graph with a note as a last argument, which knows all branches at the end.
+std::shared_ptr<Graph> SettledBranches::noting_graph() const {
+  static const auto noted = c10::Symbol::fromQualString("tsfuser::noted");
+  auto graph = graph_->copy();
+  torch::jit::Value* note = graph->addInput()->setType(c10::CapsuleType::get());
+  for (Node* node : taken_nodes(*graph)) {
+    node->replaceInput(2, note);
+  }
+  graph->create(noted, {note}, 0)->insertBefore(graph->return_node());
+  return graph;
+}
+
+std::unique_ptr<GraphFunction> SettledBranches::function_of(std::shared_ptr<Graph> graph) const {
+  auto made = std::make_unique<GraphFunction>(c10::QualifiedName(name_), std::move(graph), nullptr);
+  keep_casts(*made);
+  return made;
+}
+
+void SettledBranches::note_name() {
+  if (const std::shared_lock<std::shared_mutex> lock(mutex_); !name_.empty()) {
+    return;
+  }
+  std::string name = running_function();
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  if (name_.empty()) {  // else other threads read it by now
+    name_ = std::move(name);
+  }
 }
 
 // What `kept` holds, which `make` gives where there is nothing yet. No other call waits for that.
@@ -232,7 +318,17 @@ Made* SettledBranches::made_once(std::unique_ptr<Made>& kept, const Make& make) 
   return kept.get();
 }
 
-void SettledBranches::remember(const Words& words, Choice choice) {
+void SettledBranches::remember(const Words& facts, bool training, Branches branches) {
+  const bool made = attempt("settled_copies", *graph_, [&] {
+    make_known(facts, {training, std::move(branches)});
+    end_of_pass("settled_copies");
+  });
+  if (!made) {
+    gave_up_ = true;
+  }
+}
+
+void SettledBranches::make_known(const Words& words, Choice choice) {
   bool is_new = false;
   {
     const std::shared_lock<std::shared_mutex> lock(mutex_);
@@ -242,7 +338,7 @@ void SettledBranches::remember(const Words& words, Choice choice) {
       return;
     }
   }
-  Function made = is_new ? without_branches(choice.branches) : nullptr;
+  MadeFunction made = is_new ? without_branches(choice.branches) : nullptr;
   if (made && choice.training) {
     record_joins(*made->graph());
   }
@@ -254,7 +350,7 @@ void SettledBranches::remember(const Words& words, Choice choice) {
 }
 
 // Of the branches that were not noted (torch's dead code elimination may drop one) both blocks stay.
-SettledBranches::Function SettledBranches::without_branches(const Branches& branches) const {
+SettledBranches::MadeFunction SettledBranches::without_branches(const Branches& branches) const {
   auto graph = graph_->copy();
   for (;;) {
     const auto nodes = taken_nodes(*graph);  // anew, as a block that is left out may hold some
@@ -277,11 +373,9 @@ SettledBranches::Function SettledBranches::without_branches(const Branches& bran
 }
 
 void SettledBranches::after_fork() {
-  new (&states().mutex) std::mutex;
-  for (const auto& [number, kept] : states().by_number) {
-    if (const auto state = kept.lock()) {
-      new (&state->mutex_) std::shared_mutex;
-    }
+  new (&registry().mutex) std::mutex;
+  for (SettledBranches* settled : registry().all) {
+    new (&settled->mutex_) std::shared_mutex;
   }
 }
 
@@ -303,21 +397,27 @@ torch::jit::Value* before_note(torch::jit::Value* condition) {
   return condition->node()->kind() == taken_kind() ? condition->node()->input(0) : condition;
 }
 
-std::optional<std::vector<SettledFunction>> settled_functions(Graph& graph) {
+SettledBranches* settled_branches_of(Graph& graph) {
   for (const Node* node : graph.nodes()) {
-    if (node->kind() == settled_kind()) {
-      return SettledBranches::of(node)->functions();
+    if (SettledBranches* found = SettledBranches::of(node)) {
+      return found;
     }
   }
-  return std::nullopt;
+  return nullptr;
+}
+
+std::optional<std::vector<SettledFunction>> settled_functions(Graph& graph) {
+  const SettledBranches* settled = settled_branches_of(graph);
+  return settled ? std::make_optional(settled->functions()) : std::nullopt;
 }
 
 void register_settled_branches() {
   register_unmerged();
   static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator(settled_kind(), make_settled, c10::AliasAnalysisKind::CONSERVATIVE),
-       torch::jit::Operator("tsfuser::taken(bool condition, int number) -> bool", note,
-                            c10::AliasAnalysisKind::FROM_SCHEMA)});
+      {torch::jit::Operator("tsfuser::taken(bool condition, int number, Capsule? note) -> bool", run_taken,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::noted(Capsule? note) -> ()", run_noted,
+                            c10::AliasAnalysisKind::CONSERVATIVE)});
 }
 
 }  // namespace tsfuser

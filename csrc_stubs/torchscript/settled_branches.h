@@ -5,23 +5,28 @@
 //     %y = prim::If(%shifted) block0(): %r = aten::roll(%x, ...) -> (%r)  block1(): -> (%x)
 //     ... nodes that read %y
 //
-// Groups and differentiable graphs end at such a branch. So the whole graph becomes one node that has it as
-// `Subgraph`:
+// Groups and differentiable graphs end at such a branch. So the whole graph becomes one call of a function
+// of ours, which holds it:
 //
-//     %out = tsfuser::settled(%self, %x)
+//     %out = prim::CallFunction(%settled, %self, %x)
 //
 // The first call with certain facts runs the graph as it is and notes which branches it takes. Later calls
 // with equal facts take the same branches. They run a copy of the graph that has only these: a function of
 // its own, which torch profiles and optimises, and whose nodes are in one block. Calls with other facts that
 // take the same branches share it, so a new size compiles nothing. Calls that may record gradients have
 // copies of their own, as torch optimises a function for what it profiled. In the graph `tsfuser::taken`
-// notes a condition, and hands it on:
+// notes a condition, and hands it on; `%note` is None but where branches are noted:
 //
-//     %c : bool = tsfuser::taken(%shifted, %zero);  %y = prim::If(%c) ...
+//     %c : bool = tsfuser::taken(%shifted, %zero, %note);  %y = prim::If(%c) ...
+//
+// All of them run as functions do that a program calls: in a frame of the interpreter that has called, under
+// the name of the program's function. So an exception of the program is as it is without us.
 #pragma once
 
 #include "torchscript/call_facts.h"
 
+#include <ATen/core/function.h>
+#include <ATen/core/qualified_name.h>
 #include <ATen/core/stack.h>
 
 #include <atomic>
@@ -31,6 +36,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -52,25 +58,45 @@ struct SettledFunction {
   bool training;
 };
 
-class SettledBranches {
+class SettledBranches final : public torch::jit::Function {
  public:
+  using Run = c10::function_ref<void(const torch::jit::Code&)>;
+  using Words = CallFacts::Words;
+
   // Of a graph in which `tsfuser::taken` notes the branches.
   explicit SettledBranches(const std::shared_ptr<torch::jit::Graph>& graph);
-  ~SettledBranches();
+  ~SettledBranches() override;
   SettledBranches(const SettledBranches&) = delete;
   SettledBranches& operator=(const SettledBranches&) = delete;
 
   // In the child of a fork of the process: no other thread of the parent holds a lock there.
   static void after_fork();
-  // The state that the node has in common with its copies.
-  static std::shared_ptr<SettledBranches> of(const torch::jit::Node* node);
+  // That which the node calls; null for other nodes. Lives as long as the node or a copy of it.
+  static SettledBranches* of(const torch::jit::Node* node);
+  // A call of a new one, of that graph, not yet in `graph`.
+  static torch::jit::Node* call_of(const std::shared_ptr<torch::jit::Graph>& settled,
+                                   torch::jit::Graph& graph);
 
-  void run(torch::jit::Stack& stack);
   // Those that were made by now: for each choice of branches, and for new facts.
   std::vector<SettledFunction> functions() const;
+  // That which calls with such arguments run; null where none was made for their facts.
+  torch::jit::GraphFunction* function_for(at::ArrayRef<c10::IValue> arguments) const;
+  // That which ran last; null where the graph ran as it is.
+  torch::jit::GraphFunction* last() const { return last_.load(std::memory_order_relaxed); }
+  // After a call with these facts that took these branches.
+  void remember(const Words& facts, bool training, std::vector<int8_t> branches);
+
+  // As a function that is called.
+  bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, Run run) override;
+  using Function::call;
+  void run(torch::jit::Stack& stack) override;
+  size_t num_inputs() const override;
+  const c10::QualifiedName& qualname() const override;
+  const c10::FunctionSchema& getSchema() const override;
+  void ensure_defined() override {}
+  Function& setSchema(c10::FunctionSchema) override { return *this; }
 
  private:
-  using Words = CallFacts::Words;
   using Branches = std::vector<int8_t>;  // 1: the first block ran, 0: the second one, -1: none
   struct Choice {                        // what a copy is made for
     bool training;
@@ -79,38 +105,45 @@ class SettledBranches {
       return std::tie(training, branches) < std::tie(other.training, other.branches);
     }
   };
-  using Function = std::unique_ptr<torch::jit::GraphFunction>;
+  using MadeFunction = std::unique_ptr<torch::jit::GraphFunction>;
   struct Hash {
     size_t operator()(const Words& words) const;
   };
 
   bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
+  // Whether the arguments have facts; these and whether the call may record gradients are the words.
+  bool describe(at::ArrayRef<c10::IValue> arguments, Words& words) const;
   torch::jit::GraphFunction* known(const Words& words) const;
-  void remember(const Words& words, Choice choice);
-  Function without_branches(const Branches& taken) const;
-  void run_noting(torch::jit::Stack& stack);
+  void make_known(const Words& words, Choice choice);
+  MadeFunction without_branches(const Branches& taken) const;
+  std::shared_ptr<torch::jit::Graph> noting_graph() const;
+  MadeFunction function_of(std::shared_ptr<torch::jit::Graph> graph) const;
+  void run_noting(torch::jit::Stack& stack, Run run);
   template <class Made, class Make>
   Made* made_once(std::unique_ptr<Made>& kept, const Make& make);
+  void note_name();
 
   const std::shared_ptr<torch::jit::Graph> graph_;
   const CallFacts facts_;
   size_t branches_ = 0;
   bool reads_tensors_ = false;        // of modules
   std::atomic<size_t> new_facts_{0};  // calls that had some
+  std::atomic<torch::jit::GraphFunction*> last_{nullptr};
+  std::atomic<bool> gave_up_{false};  // a copy could not be made: the graph runs as it is
   mutable std::shared_mutex mutex_;   // of what follows
   std::unordered_map<Words, torch::jit::GraphFunction*, Hash> known_;
-  std::map<Choice, Function> specialised_;
-  Function general_;  // where facts are new again and again
+  std::map<Choice, MadeFunction> specialised_;
+  MadeFunction general_;  // where facts are new again and again
   std::unique_ptr<torch::jit::Code> plain_;
+  std::string name_;  // of the function that calls; empty until it has
 };
 
 // Whether the tensor, or one in the list or tuple, requires a gradient.
 bool requires_gradient(const c10::IValue& value);
 
-// `tsfuser::settled` and `tsfuser::taken`.
-c10::Symbol settled_kind();
+// `tsfuser::taken`
 c10::Symbol taken_kind();
-// The operators `tsfuser::settled` and `tsfuser::taken`; the latter hands its condition on.
+// The operators `tsfuser::taken`, which hands its condition on, and `tsfuser::noted`.
 void register_settled_branches();
 // Whether branches are settled at all; returns the state before.
 bool settle_branches(bool on);
@@ -122,7 +155,9 @@ torch::jit::Value* before_note(torch::jit::Value* condition);
 // The step of torchscript/prepare.cpp. Whether the graph is one node now, but for what torch has passed by,
 // which has no readers.
 bool settle_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
-// The functions that the node runs which stands for a graph with settled branches; none for other graphs.
+// What the graph calls if its branches were settled; else null.
+SettledBranches* settled_branches_of(torch::jit::Graph& graph);
+// The functions that it runs; none for other graphs.
 std::optional<std::vector<SettledFunction>> settled_functions(torch::jit::Graph& graph);
 
 // Branches of the graph, and of its copies, are not settled: those of autodiff's formulas in a part of a

@@ -1,0 +1,88 @@
+"""`graph_for` and `last_executed_optimized_graph` show the copy that runs where branches are settled.
+
+In: the graph that torch shows of a function. Where its branches were settled (csrc_stubs/torchscript/
+settled_branches.h), that is one call, and tests that look for `prim::CudaFusionGroup` in it find none. Out:
+the copy of the program without these branches that such a call runs, with its groups, guards and
+differentiable graphs, each of which shows the graph that its executor has made. Example:
+
+    fn.graph_for(x, True)     # what the call fn(x, True) runs
+    fn.graph_for(x, False)
+
+A copy that torch has not optimised by then is called until it has, as torch's own `graph_for` calls a
+function that it knows no graph of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.jit import _fuser, _script
+
+from ... import _C
+
+#: So many calls after the first one with new facts torch has optimised a copy for inference and training.
+CALLS = 4
+
+_last_executed = torch._C._last_executed_optimized_graph
+_graph_for = _fuser._script_method_graph_for
+
+
+def install() -> None:
+    """Puts ours in the place of torch's functions, wherever torch has them."""
+    _fuser._script_method_graph_for = _script._script_method_graph_for = graph_for
+    _fuser._graph_for = _script._graph_for = lambda self, *args, **kwargs: graph_for(
+        self, self, *args, **kwargs
+    )
+    torch._C.ScriptMethod.graph_for = graph_for
+    torch._C.ScriptFunction.graph_for = _fuser._graph_for
+    torch._C._last_executed_optimized_graph = last_executed
+    _fuser.last_executed_optimized_graph = torch.jit.last_executed_optimized_graph = last_executed
+
+
+def graph_for(method: Any, parent: Any, *args: Any, **kwargs: Any) -> torch._C.Graph:
+    """The graph that the call `method(*args, **kwargs)` of `parent` runs."""
+    graph = _graph_for(method, parent, *args, **kwargs)
+    settled = _settled(parent, graph)
+    if settled is None:
+        return graph
+    found = _C.copy_for_arguments(settled, method, args, kwargs)
+    for _ in range(CALLS):
+        if found is not None and found[0] is not None:
+            break
+        method(*args, **kwargs)
+        found = _C.copy_for_arguments(settled, method, args, kwargs) or _C.last_copy(settled)
+    return _shown(found, graph)
+
+
+def last_executed() -> torch._C.Graph:
+    """The graph that this thread ran last."""
+    graph = _last_executed()
+    return _shown(_C.last_copy(graph), graph) if graph is not None and _C.is_settled(graph) else graph
+
+
+def _settled(parent: Any, shown: torch._C.Graph) -> torch._C.Graph | None:
+    """The graph that calls settled copies; None where the function has no such graph."""
+    if _C.is_settled(shown):
+        return shown
+    state = parent.get_debug_state() if hasattr(parent, "get_debug_state") else None
+    plans = list(state.execution_plans.values()) if state is not None else []
+    return plans[0].graph if len(plans) == 1 and _C.is_settled(plans[0].graph) else None
+
+
+def _shown(found: tuple | None, otherwise: torch._C.Graph) -> torch._C.Graph:
+    """The graph of a copy, with those of its differentiable graphs."""
+    if found is None:
+        return otherwise
+    state, graph = found
+    plans = list(state.execution_plans.values()) if state is not None else []
+    if len(plans) != 1:
+        return graph
+    graph = plans[0].graph.copy()
+    nodes = graph.findAllNodes("prim::DifferentiableGraph", True)
+    states = _C.differentiable_states(plans[0].code)
+    for node, (forward, _) in zip(nodes, states) if len(nodes) == len(states) else ():
+        inner = list(forward.execution_plans.values()) if forward is not None else []
+        if len(inner) == 1:
+            node.g_("Subgraph", inner[0].graph)
+    return graph
