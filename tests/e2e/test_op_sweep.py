@@ -215,6 +215,7 @@ UNLISTED = {
     "aten::_to_copy": _INNER,
     "aten::native_dropout": "random: test_dropout",
     "aten::concat": "another name of cat",
+    "tsfuser::view_as_dtype": "aten::view with a dtype: test_compile_left_to_python",
     "aten::special_logsumexp": "another name of logsumexp",
     "aten::swapaxes": "another name of transpose",
     "aten::swapdims": "another name of transpose",

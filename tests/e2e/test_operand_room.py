@@ -146,8 +146,8 @@ def test_a_length_between_compiles_nothing(device):
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_where_it_is(device, what):
-    """Zeros lie behind rows: what they are multiplied by is zeros, too. oneDNN's products for AMX spread a NaN
-    into neighbouring rows, so the CPU multiplies without oneDNN here."""
+    """Zeros lie behind rows: what they are multiplied by is zeros, too. oneDNN's products for AMX spread a
+    NaN into neighbouring rows, so the CPU multiplies without oneDNN here."""
     x, bias = tensors(device, torch.bfloat16)
     x[0, 3], bias[1, 5] = what, -math.inf
     scripted = fresh(attend)

@@ -7,7 +7,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "csrc_stubs"
 #: Files that destroy nodes themselves, and why no list names these afterwards.
 OTHERS = {
     "torchscript/nodes.h": "here it is defined",
-    "torchscript/graph_snapshot.cpp": "the list is that of one block, and holds nothing from inside of a node",
+    "torchscript/graph_snapshot.cpp": "the list is of one block, and holds nothing from inside of a node",
     "torchscript/in_place.cpp": "the node was made by the same function",
     "torchscript/settle_branches.cpp": "from the last node to the first, each once",
     "torchscript/settled_branches.cpp": "the list is made anew for each node",
