@@ -20,6 +20,10 @@ using c10::ScalarType;
 
 enum class Tag : uint8_t { Tensor = 1, Bool, Int, Float, Complex, BoolList, IntList, None, String };
 
+constexpr const char* with_tangent =
+    "a tensor argument has a tangent of forward-mode AD, which fused kernels do not compute";
+constexpr const char* lazy_argument = "a tensor argument is a lazy conjugate or negative";
+
 uint64_t word(Tag tag, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0, uint64_t count = 0) {
   return static_cast<uint64_t>(tag) | (a & 0xff) << 8 | (b & 0xff) << 16 | (c & 0xff) << 24 | count << 32;
 }
@@ -178,12 +182,11 @@ const char* refuse_tensor(const at::Tensor& tensor) {
   }
   static const DispatchKeySet plain = plain_keys();
   if (C10_LIKELY((tensor.key_set().raw_repr() & ~plain.raw_repr()) == 0)) {
-    return C10_UNLIKELY(has_tangent(tensor))
-               ? "a tensor argument has a tangent of forward-mode AD, which fused kernels do not compute"
-               : nullptr;
+    return C10_UNLIKELY(has_tangent(tensor)) ? with_tangent : nullptr;
   }
-  if (tensor.is_conj() || tensor.is_neg()) {
-    return "a tensor argument is a lazy conjugate or negative";
+  static const DispatchKeySet lazy = plain | DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative});
+  if ((tensor.key_set().raw_repr() & ~lazy.raw_repr()) == 0) {
+    return has_tangent(tensor) ? with_tangent : lazy_argument;
   }
   if (tensor.is_meta()) {
     return "a tensor argument is on the meta device";
@@ -193,6 +196,13 @@ const char* refuse_tensor(const at::Tensor& tensor) {
   }
   return "a tensor argument is of a kind that kernels cannot read (quantized, subclass, functorch wrapper, "
          "...)";
+}
+
+bool is_lazy(const char* reason) { return reason == lazy_argument; }
+
+bool is_readable(const at::Tensor& tensor) {
+  const char* reason = refuse_tensor(tensor);
+  return C10_LIKELY(!reason) || is_lazy(reason);
 }
 
 const char* refuse_mode() {

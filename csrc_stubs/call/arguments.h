@@ -32,6 +32,13 @@ const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& arguments);
 // Null if a kernel may read the tensor by address, sizes and strides; else the reason.
 const char* refuse_tensor(const at::Tensor& tensor);
 
+// Whether this is the reason for a tensor with the conjugate or the negative bit. A kernel may read a copy
+// of it, resolved.
+bool is_lazy(const char* reason);
+
+// Whether a kernel may read the tensor, or a resolved copy of it.
+bool is_readable(const at::Tensor& tensor);
+
 // Whether forward-mode AD carries a tangent along with the tensor, or with what it is a view of.
 bool has_tangent(const at::Tensor& tensor);
 

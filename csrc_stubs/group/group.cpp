@@ -4,6 +4,7 @@
 #include "group/guard_widening.h"
 #include "group/observe.h"
 #include "group/python.h"
+#include "group/resolved.h"
 #include "group/waiting.h"
 
 #include <ATen/record_function.h>
@@ -117,8 +118,15 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard,
     return run_unfused(stack, "called while a plan is being made on this thread");
   }
   Arguments& arguments = this_call();
-  const auto inputs = torch::jit::last(stack, input_count);
-  if (const char* reason = gather(inputs, arguments)) {
+  at::ArrayRef<c10::IValue> inputs = torch::jit::last(stack, input_count);
+  const char* reason = gather(inputs, arguments);
+  torch::jit::Stack resolved;
+  if (C10_UNLIKELY(reason && is_lazy(reason))) {
+    reason = gather_resolved(inputs, arguments, resolved);
+    inputs = resolved;
+    guard = 0;  // it has not seen the copies
+  }
+  if (reason) {
     report("input", reason);
     return run_unfused(stack, reason);
   }
@@ -150,7 +158,7 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard,
   if (guard && call->plan->refusal.empty()) {
     call = exact.insert(guard, epoch, call->shared_from_this());
   }
-  run_prepared(*call, arguments, stack, input_count, dead);
+  run_prepared(*call, arguments, stack, input_count, dead, std::move(resolved));
 }
 
 const PreparedCall* Group::ready_call(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
@@ -228,7 +236,7 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
 }
 
 void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
-                         size_t input_count, DeadInputs dead) {
+                         size_t input_count, DeadInputs dead, torch::jit::Stack resolved) {
   const Plan& plan = *call.plan;
   plans_.use(plan);
   if (!plan.refusal.empty() && send_back(stack, plan.refusal)) {
@@ -237,11 +245,20 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   if (!plan.refusal.empty() || plan.failed()) {
     return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
   }
-  if (C10_UNLIKELY(!plan.admits(torch::jit::last(stack, input_count)))) {
+  const auto given = torch::jit::last(stack, input_count);
+  const at::ArrayRef<c10::IValue> inputs = resolved.empty() ? given : resolved;
+  if (C10_UNLIKELY(!plan.admits(inputs))) {
     return run_beyond_limits(stack);
   }
-  if (const char* reason = plan.conflict(arguments, torch::jit::last(stack, input_count))) {
+  if (const char* reason = plan.conflict(arguments, inputs)) {
     return run_unfused(stack, reason);
+  }
+  if (C10_UNLIKELY(!resolved.empty())) {
+    if (const char* reason = refuse_copies(plan, given)) {
+      report("input", reason);
+      return run_unfused(stack, reason);
+    }
+    std::move(resolved.begin(), resolved.end(), stack.end() - static_cast<std::ptrdiff_t>(input_count));
   }
   const char* kind = "memory";
   std::string reason = "not enough memory for the outputs of a fused group", detail;

@@ -93,8 +93,9 @@ class Group {
 
   // `guard`: that a call is remembered for; 0: none.
   void run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0, DeadInputs dead = 0);
+  // `resolved`: the inputs that the call is prepared for, where some on the stack are lazy (resolved.h).
   void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
-                    size_t input_count, DeadInputs dead = 0);
+                    size_t input_count, DeadInputs dead = 0, torch::jit::Stack resolved = {});
   // Where the guard was open for a call that has no plan: the guard lets no more of them in, and this one,
   // which its fallback would have run, is interpreted. False where the call came otherwise.
   bool send_back(torch::jit::Stack& stack, const std::string& reason);

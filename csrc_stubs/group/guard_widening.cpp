@@ -84,7 +84,7 @@ bool GuardWidening::can_be_served(at::ArrayRef<c10::IValue> inputs, bool grad_mo
       return false;
     }
     const at::Tensor& tensor = inputs[i].toTensor();
-    if (refuse_tensor(tensor) || !dtype_name(tensor.scalar_type()) || tensor.dim() > most_dims ||
+    if (!is_readable(tensor) || !dtype_name(tensor.scalar_type()) || tensor.dim() > most_dims ||
         (grad_mode && tensor.requires_grad())) {
       return false;
     }

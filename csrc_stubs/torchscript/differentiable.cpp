@@ -284,7 +284,7 @@ bool is_cast_unseen(const at::Tensor& tensor) {
 // tensors, whose tangents are gone, and their formulas do not conjugate, nor know casts that no graph shows.
 bool needs_eager(const c10::IValue& value) {
   return is_complex(value) || (value.isTensor() && value.toTensor().defined() &&
-                               (refuse_tensor(value.toTensor()) || is_cast_unseen(value.toTensor())));
+                               (!is_readable(value.toTensor()) || is_cast_unseen(value.toTensor())));
 }
 
 bool needs_eager(at::ArrayRef<c10::IValue> values) {

@@ -111,7 +111,7 @@ bool strides_agree(const Expected& e, at::IntArrayRef sizes, at::IntArrayRef str
 }
 
 bool is_unreadable(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && refuse_tensor(value.toTensor());
+  return value.isTensor() && value.toTensor().defined() && !is_readable(value.toTensor());
 }
 
 // How far a tensor is what was profiled: in nothing that counts, but for the order of its dims in memory, or

@@ -130,18 +130,3 @@ def test_a_program_that_ran_unfused_is_not_equal(device, monkeypatch):
 def test_random_numbers_alone_are_not_said_to_be_equal(device):
     report = tsfuser.check(fresh(dropped), torch.rand(50, device=device))
     assert report and "no group was compared" in str(report) and "all equal" not in str(report)
-
-
-@pytest.mark.filterwarnings("ignore:a fusion group:tsfuser.TsfuserWarning")
-@pytest.mark.parametrize("make", [torch.conj, lambda z: z.conj().imag], ids=["conjugate", "negative"])
-def test_what_is_lazily_conjugate_stays_so(device, make):
-    """No kernel reads such an argument, so neither `check` nor `explain` may say that the call is fused."""
-
-    def f(x, y):
-        return (x * y + 1.0).abs()
-
-    x = make(torch.randn(4, dtype=torch.complex64, device=device))
-    y = torch.randn(4, dtype=x.dtype, device=device)
-    report = tsfuser.check(fresh(f), x, y)
-    assert not report and "lazy conjugate or negative" in str(report)
-    assert "lazy conjugate or negative" in str(tsfuser.explain(fresh(f), x, y))

@@ -33,8 +33,6 @@ def subclass(t):
     "make, words",
     [
         (lambda t: t.to_sparse(), "not strided"),
-        (lambda t: torch.complex(t, t).conj(), "conjugate"),
-        (lambda t: torch.complex(t, t).conj().imag, "conjugate or negative"),
         (lambda t: t.to("meta"), "meta"),
         (subclass, "subclass"),
         (lambda t: t.clone().requires_grad_(), "gradient"),

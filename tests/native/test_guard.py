@@ -144,8 +144,6 @@ def test_tensor_without_a_recorded_rank_never_passes(native):
 
 UNREADABLE = [
     lambda t: t.to_sparse(),
-    lambda t: torch.complex(t, t).conj(),
-    lambda t: torch.complex(t, t).conj().imag,
     lambda t: t.to("meta"),
     lambda t: forward_ad.make_dual(t, t),
     lambda t: forward_ad.make_dual(t.t(), t.t()).t(),
@@ -164,14 +162,16 @@ def test_tensors_that_kernels_cannot_read_pass_to_be_run_unfused(native, make):
             and guard(type_of(t), type_of(t))(t, x)
             and not guard(type_of(t), type_of(t))(t.int(), x)
         )
-    if (
-        isinstance(x, torch.Tensor)
-        and x.layout == torch.strided
-        and not x.is_meta
-        and not x.is_complex()
-        and not x.is_neg()
-    ):
+    if isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_meta:
         assert guard(type_of(t))(x) and not guard(type_of(t.int()))(x)  # its level is over
+
+
+def test_lazy_conjugates_and_negatives_are_what_they_are_when_resolved(native):
+    """The group reads a copy."""
+    z = torch.randn(2, 3, dtype=torch.complex64)
+    for lazy in (z.conj(), z.conj().imag, z.conj().t()):
+        assert guard(type_of(lazy))(lazy) and guard(type_of(lazy))(lazy.resolve_conj().resolve_neg())
+        assert not guard(type_of(torch.randn(2, 3).double()))(lazy)
 
 
 # ---- another order of dims
@@ -245,6 +245,11 @@ def test_an_open_guard_takes_what_kernels_can_read(native, make):
     t = torch.randn(2, 3)
     check = open_guard(t)
     assert check(t[None]) and not check(make(t))
+
+
+def test_an_open_guard_takes_lazy_conjugates_and_negatives(native):
+    check, z = open_guard(torch.randn(2, 3)), torch.randn(2, 3, 4, dtype=torch.complex64)
+    assert check(z.conj()) and check(z.conj().imag)
 
 
 def test_what_cannot_pass_an_open_guard_opens_none(native):
