@@ -1,4 +1,4 @@
-"""Lazy conjugates and negatives as inputs of a group: it reads copies, or runs unfused where it needs them."""
+"""Lazy conjugates and negatives as inputs of a group: it reads copies, or runs unfused if it needs them."""
 
 import pytest
 import torch
