@@ -13,7 +13,6 @@ from ..graph.effects import Effects, may_return_operand
 from ..graph.evaluate import CONTROL
 from ..graph.rows import Knowledge, row_of
 from ..graph.wrapper import (
-    Block,
     Graph,
     Node,
     Value,
@@ -124,29 +123,23 @@ def split_views(graph: Graph) -> Split:
         nodes = nodes_in(block)
         for node in nodes:
             if node.kind() == DTYPE and examine(node.inputsAt(0).node(), knowledge).reason is None:
-                _split(graph, block, node, knowledge, follow, split)
+                _split(graph, node, knowledge, follow, split)
         for i in sorted(views_of(nodes), reverse=True):
             if nodes[i].kind() in CONTROL and examine(nodes[i], knowledge).reason is not None:
                 continue
             effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):
-                copies = _split(graph, block, nodes[i], knowledge, follow, split)
+                copies = _split(graph, nodes[i], knowledge, follow, split)
                 effects.learn(copies, written=False)
     return split
 
 
 def _split(
-    graph: Graph,
-    block: Graph | Block,
-    node: Node,
-    knowledge: Knowledge,
-    follow: dict[int, bool],
-    split: Split,
+    graph: Graph, node: Node, knowledge: Knowledge, follow: dict[int, bool], split: Split
 ) -> list[Value]:
     """Does it for one node; returns the copies."""
-    uses = node.output().uses()
-    here = {v.unique() for n in nodes_in(block) for v in outputs(n)} if len(uses) > 1 else set()
-    local = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here]
+    uses, block = node.output().uses(), node.owningBlock()
+    local = [u for u in uses if u.user.outputsSize() and u.user.owningBlock() is block]
     fusible = [u for u in local if examine(u.user, knowledge).reason is None]
     if len(uses) < 2 or not fusible or len(fusible) > MAX_READERS:
         return []
