@@ -1,0 +1,1 @@
+"""Programs that are differentiated: one graph with the forward and the backward."""

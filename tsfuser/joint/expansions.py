@@ -1,0 +1,223 @@
+"""Ops that become others before they are differentiated.
+
+A norm, a dropout or a pooling also returns what its derivative reads; a loss or a pad is some other op in a
+certain case. In: a typed graph. Out: the same, in place. Example:
+
+    %y = aten::layer_norm(%x, ...)   ->   %y, %mean, %rstd = aten::native_layer_norm(%x, ...)
+
+Each function gets the op's arguments by name, and returns what stands for the result, or None to leave it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from ..graph.wrapper import Graph, Node, inputs, nodes_of, schema
+from .rules.table import argument, structural
+from .terms import DTYPE_NUMBERS, Term, Writer
+
+EXPANSIONS: dict[str, Callable] = {}  # registry: by operator kind
+
+
+def expansion(*kinds: str) -> Callable[[Callable], Callable]:
+    """Registers the function below for these kinds."""
+
+    def add(write: Callable) -> Callable:
+        EXPANSIONS.update((kind, write) for kind in kinds)
+        return write
+
+    return add
+
+
+def expand(graph: Graph) -> None:
+    """Replaces all nodes of these kinds."""
+    writer = Writer(graph)
+    for node in nodes_of(graph, tuple(EXPANSIONS)):
+        _expand(node, writer)
+
+
+def _expand(node: Node, writer: Writer) -> None:
+    found = schema(node)
+    if found is None:
+        return
+    writer.place = writer.lines = node
+    write = EXPANSIONS[node.kind()]
+    given = dict(zip(found.arguments, inputs(node)))
+    made = write(**{name: argument(writer, given.get(name)) for name in inspect.signature(write).parameters})
+    if made is not None:
+        made = writer.known_as(made, node.output())
+        node.output().replaceAllUsesWith(made.value)
+        node.destroy()
+
+
+# ---- norms and dropout
+
+
+@expansion("aten::layer_norm")
+def layer_norm(input, normalized_shape, weight, bias, eps):
+    return input.native_layer_norm(normalized_shape, weight, bias, eps)[0]
+
+
+@expansion("aten::rms_norm")
+def rms_norm(input, normalized_shape, weight, eps):
+    """Eager's formula. CPUs have no op that also returns the root, in eager mode."""
+    dims = [-d for d in range(len(structural(normalized_shape, "the sizes of a norm")), 0, -1)]
+    if eps is None:
+        eps = torch.finfo(getattr(torch, input.facts.dtype or "float32")).eps
+    scaled = input * ((input**2).mean(dims, True) + eps).rsqrt()
+    return scaled if weight is None else scaled * weight
+
+
+@expansion("aten::group_norm")
+def group_norm(input, num_groups, weight, bias, eps):
+    """Of N images with C channels of HxW pixels each."""
+    batch, channels = input.size(0), input.size(1)
+    pixels = 1
+    for dim in range(2, input.facts.rank):
+        pixels = input.size(dim) * pixels if pixels != 1 else input.size(dim)
+    return input.contiguous().native_group_norm(weight, bias, batch, channels, pixels, num_groups, eps)[0]
+
+
+@expansion("aten::batch_norm")
+def batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
+    if (input.facts.rank or 0) < 2:
+        return None
+    return input.native_batch_norm(weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+@expansion("aten::dropout")
+def dropout(input, p, train):
+    if structural(train, "train") is False:
+        return input
+    return input.native_dropout(p, train)[0]
+
+
+# ---- poolings
+
+
+@expansion("aten::max_pool2d")
+def max_pool2d(self, kernel_size, stride, padding, dilation, ceil_mode):
+    return self.max_pool2d_with_indices(kernel_size, stride, padding, dilation, ceil_mode)[0]
+
+
+@expansion("aten::max_pool3d")
+def max_pool3d(self, kernel_size, stride, padding, dilation, ceil_mode):
+    return self.max_pool3d_with_indices(kernel_size, stride, padding, dilation, ceil_mode)[0]
+
+
+@expansion("aten::max_pool1d")
+def max_pool1d(self, kernel_size, stride, padding, dilation, ceil_mode):
+    """As a pooling of images of one row."""
+    windows = [[1, *kernel_size], [1, *(stride or kernel_size)], [0, *padding], [1, *dilation]]
+    return self.unsqueeze(-2).max_pool2d_with_indices(*windows, ceil_mode)[0].squeeze(-2)
+
+
+@expansion("aten::avg_pool1d")
+def avg_pool1d(self, kernel_size, stride, padding, ceil_mode, count_include_pad):
+    windows = [[1, *kernel_size], [1, *(stride or kernel_size)], [0, *padding]]
+    return self.unsqueeze(-2).avg_pool2d(*windows, ceil_mode, count_include_pad, None).squeeze(-2)
+
+
+@expansion("aten::adaptive_avg_pool1d")
+def adaptive_avg_pool1d(self, output_size):
+    size = [1, *structural(output_size, "the size of a pooling's result")]
+    return self.unsqueeze(-2).adaptive_avg_pool2d(size).squeeze(-2)
+
+
+@expansion("aten::prelu")
+def prelu(self, weight):
+    """A weight of several elements is one for each channel, dim 1."""
+    rank = self.facts.rank
+    if weight.facts.rank == 0 or rank is None or rank < 2:
+        return self._prelu_kernel(weight.reshape([1] * (rank or 0)))
+    return self._prelu_kernel(weight.reshape([1, -1] + [1] * (rank - 2)))
+
+
+@expansion("aten::float_power")
+def float_power(self, exponent):
+    double = [
+        v.writer("aten::to", v, DTYPE_NUMBERS["float64"], False, False) if _is_tensor(v) else float(v)
+        for v in (self, exponent)
+    ]
+    writer = self.writer if isinstance(self, Term) else exponent.writer
+    return writer("aten::pow", *double)
+
+
+# ---- pads, parts
+
+
+@expansion("aten::pad")
+def pad(self, pad, mode, value):
+    if mode == "constant":
+        return self.constant_pad_nd(pad, 0 if value is None else value)
+    kind = {"reflect": "reflection", "replicate": "replication"}.get(mode)
+    if kind is None:
+        return None
+    return self.writer(f"aten::{kind}_pad{len(structural(pad, 'the widths of a pad')) // 2}d", self, pad)
+
+
+@expansion("aten::tile")
+def tile(self, dims):
+    dims = structural(dims, "the repeats")
+    return self.repeat([1] * (self.facts.rank - len(dims)) + dims)
+
+
+@expansion("aten::take_along_dim")
+def take_along_dim(self, indices, dim):
+    if dim is None:
+        return self.reshape([-1]).gather(0, indices.reshape([-1]))
+    return None
+
+
+@expansion("aten::instance_norm")
+def instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, eps):
+    """Each channel of each image is a group. Running statistics are left to torch."""
+    if running_mean is not None or running_var is not None or use_input_stats is not True:
+        return None
+    batch, channels, pixels = input.size(0), input.size(1), 1
+    for dim in range(2, input.facts.rank):
+        pixels = input.size(dim) * pixels if pixels != 1 else input.size(dim)
+    return input.contiguous().native_group_norm(weight, bias, batch, channels, pixels, channels, eps)[0]
+
+
+# ---- losses
+
+
+@expansion("aten::cross_entropy_loss")
+def cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing):
+    """Of class numbers, without smoothing."""
+    if label_smoothing != 0 or target.facts.dtype != "int64" or self.facts.rank not in (1, 2, 4):
+        return None
+    logarithms = self.log_softmax(0 if self.facts.rank == 1 else 1)
+    return nll_loss_nd(logarithms, target, weight, reduction, ignore_index)
+
+
+@expansion("aten::nll_loss_nd", "aten::nll_loss", "aten::nll_loss2d")
+def nll_loss_nd(self, target, weight, reduction, ignore_index):
+    if self.facts.rank not in (1, 2, 4):
+        return None
+    kind = "aten::nll_loss2d_forward" if self.facts.rank == 4 else "aten::nll_loss_forward"
+    return self.writer(kind, self, target, weight, reduction, ignore_index)[0]
+
+
+@expansion("aten::l1_loss")
+def l1_loss(self, target, reduction):
+    return _reduced((self - target).abs(), reduction)
+
+
+@expansion("aten::kl_div")
+def kl_div(self, target, reduction, log_target):
+    if log_target:
+        return _reduced(target.exp() * (target - self), reduction)
+    return _reduced(target.xlogy(target) - target * self, reduction)
+
+
+def _is_tensor(value) -> bool:
+    return isinstance(value, Term) and value.is_tensor
+
+
+def _reduced(loss, reduction):
+    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[structural(reduction, "the reduction of a loss")]()

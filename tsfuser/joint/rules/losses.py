@@ -1,0 +1,55 @@
+"""Derivatives of losses."""
+
+from __future__ import annotations
+
+from .table import rule, structural
+
+_REDUCED = {0: "none", 1: "mean", 2: "sum"}
+
+
+def _both(kind, *names):
+    """`self` and `target` have gradients of opposite signs."""
+
+    @rule(f"aten::{kind}", of="self target", broadcasts=True)
+    def write(grad, self, target, reduction, beta=None, delta=None):
+        more = [n for n in (beta, delta) if n is not None]
+        by_self = grad.writer(f"aten::{kind}_backward", grad, self, target, reduction, *more)
+        return by_self, -by_self
+
+
+for _kind in ("mse_loss", "smooth_l1_loss", "huber_loss"):
+    _both(_kind)
+
+
+@rule("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def nll_loss(grad, self, target, weight, reduction, ignore_index, results):
+    kind = "aten::nll_loss_backward" if self.facts.rank != 4 else "aten::nll_loss2d_backward"
+    return grad.writer(kind, grad, self, target, weight, reduction, ignore_index, results[1])
+
+
+@rule("aten::binary_cross_entropy", of="self target", broadcasts=True)
+def binary_cross_entropy(grad, self, target, weight, reduction):
+    by_self = grad.binary_cross_entropy_backward(self, target, weight, reduction)
+    by_target = (1 - self).log().clamp_min(-100) - self.log().clamp_min(-100)
+    return by_self, _shared(grad * _weighted(by_target, weight), self, reduction)
+
+
+@rule("aten::binary_cross_entropy_with_logits", of="self target", broadcasts=True)
+def binary_cross_entropy_with_logits(grad, self, target, weight, pos_weight, reduction):
+    if pos_weight is None:
+        by_self, by_target = self.sigmoid() - target, -self
+    else:
+        positive = pos_weight * target
+        by_self = (positive + 1 - target) * self.sigmoid() - positive
+        by_target = (-self).log_sigmoid() - pos_weight * self.log_sigmoid()
+    return tuple(_shared(grad * _weighted(by, weight), self, reduction) for by in (by_self, by_target))
+
+
+def _weighted(by, weight):
+    return by if weight is None else by * weight
+
+
+def _shared(grad, self, reduction):
+    if _REDUCED[structural(reduction, "the reduction of a loss")] != "mean":
+        return grad
+    return grad / self.numel()

@@ -1,0 +1,216 @@
+"""Derivatives of products, convolutions, poolings and norms: torch's backward ops, or products."""
+
+from __future__ import annotations
+
+from ...errors import Refusal
+from .table import rule, structural
+
+
+def _turned(matrix):
+    return matrix.transpose(-2, -1)
+
+
+@rule("aten::mm", of="self mat2")
+def mm(grad, self, mat2):
+    return grad.mm(_turned(mat2)), _turned(self).mm(grad)
+
+
+@rule("aten::bmm", of="self mat2")
+def bmm(grad, self, mat2):
+    return grad.bmm(_turned(mat2)), _turned(self).bmm(grad)
+
+
+@rule("aten::mv", of="self vec")
+def mv(grad, self, vec):
+    return grad.unsqueeze(1) * vec, _turned(self).mv(grad)
+
+
+@rule("aten::dot", of="self tensor")
+def dot(grad, self, tensor):
+    return grad * tensor, grad * self
+
+
+@rule("aten::outer", of="self vec2")
+def outer(grad, self, vec2):
+    return grad.mv(vec2), _turned(grad).mv(self)
+
+
+@rule("aten::addmm", of="self mat1 mat2", broadcasts=True)
+def addmm(grad, mat1, mat2, beta, alpha):
+    return grad * beta, grad.mm(_turned(mat2)) * alpha, _turned(mat1).mm(grad) * alpha
+
+
+@rule("aten::baddbmm", of="self batch1 batch2", broadcasts=True)
+def baddbmm(grad, batch1, batch2, beta, alpha):
+    return grad * beta, grad.bmm(_turned(batch2)) * alpha, _turned(batch1).bmm(grad) * alpha
+
+
+@rule("aten::matmul", of="self other", broadcasts=True)
+def matmul(grad, self, other):
+    """Vectors are matrices of one row or column."""
+    mine, its = self.facts.rank, other.facts.rank
+    if mine == its == 1:
+        return grad * other, grad * self
+    if mine == 1:
+        rows = grad.unsqueeze(-2)
+        return rows.matmul(_turned(other)).squeeze(-2), self.unsqueeze(-1).matmul(rows)
+    if its == 1:
+        columns = grad.unsqueeze(-1)
+        return columns.matmul(other.unsqueeze(0)), _turned(self).matmul(columns).squeeze(-1)
+    return grad.matmul(_turned(other)), _turned(self).matmul(grad)
+
+
+@rule("aten::linear", of="input weight bias")
+def linear(grad, input, weight, bias):
+    """Rows of any number of dims are those of one matrix."""
+    if weight.facts.rank == 1:
+        rows = grad.unsqueeze(-1)
+        by_weight = grad.writer("aten::_grad_sum_to_size", rows * input, weight.sizes)
+        return rows * weight, by_weight, grad.sum()
+    rows, columns = grad.reshape([-1, weight.size(0)]), input.reshape([-1, weight.size(1)])
+    return grad.matmul(weight), _turned(rows).mm(columns), rows.sum([0])
+
+
+# ---- convolutions and poolings
+
+
+def _convolution(grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    sizes = None if bias is None else [weight.size(1) * groups if transposed else weight.size(0)]
+    return grad.writer(
+        "aten::convolution_backward",
+        *(grad, input, weight, sizes, stride, padding, dilation, transposed, output_padding, groups),
+        [True, True, bias is not None],
+    )
+
+
+@rule("aten::convolution", "aten::_convolution", of="input weight bias")
+def convolution(grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    transposed = structural(transposed, "transposed")
+    return _convolution(
+        grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
+
+
+@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::_convolution_mode", of="input weight bias")
+def conv(grad, input, weight, bias, stride, padding, dilation, groups):
+    padding = structural(padding, "a padding")
+    if isinstance(padding, str):
+        padding = _padding(padding, stride)
+    zeros = [0] * len(padding)
+    return _convolution(grad, input, weight, bias, stride, padding, dilation, False, zeros, groups)
+
+
+def _padding(word, stride):
+    if word != "valid":
+        raise Refusal(f"a convolution with padding={word!r} is not differentiated here")
+    return [0] * len(structural(stride, "a stride"))
+
+
+@rule("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", of="input weight bias")
+def conv_transpose(grad, input, weight, bias, stride, padding, output_padding, groups, dilation):
+    return _convolution(grad, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+@rule("aten::avg_pool2d", "aten::avg_pool3d")
+def avg_pool(grad, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
+    kind = f"aten::avg_pool{len(structural(kernel_size, 'a window'))}d_backward"
+    args = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return grad.writer(kind, grad, self, *args)
+
+
+@rule("aten::adaptive_avg_pool2d")
+def adaptive_avg_pool2d(grad, self):
+    return grad._adaptive_avg_pool2d_backward(self)
+
+
+@rule("aten::adaptive_avg_pool3d")
+def adaptive_avg_pool3d(grad, self):
+    return grad._adaptive_avg_pool3d_backward(self)
+
+
+@rule("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices")
+def max_pool(grad, self, results, kernel_size, stride, padding, dilation, ceil_mode):
+    kind = f"aten::max_pool{len(structural(kernel_size, 'a window'))}d_with_indices_backward"
+    return grad.writer(kind, grad, self, kernel_size, stride, padding, dilation, ceil_mode, results[1])
+
+
+# ---- norms
+
+
+def _no_statistics(grads):
+    if grads[1] is not None or grads[2] is not None:
+        raise Refusal("gradients of a norm's mean and deviation are left to torch")
+
+
+def _asked(*operands):
+    return [operand is not None for operand in operands]
+
+
+@rule("aten::native_layer_norm", of="input weight bias")
+def native_layer_norm(grad, grads, input, normalized_shape, weight, bias, results):
+    asked = [True, *_asked(weight, bias)]
+    _no_statistics(grads)
+    return grad.native_layer_norm_backward(
+        input, normalized_shape, results[1], results[2], weight, bias, asked
+    )
+
+
+@rule("aten::native_group_norm", of="input weight bias")
+def native_group_norm(grad, grads, input, weight, N, C, HxW, group, bias, results):
+    asked = [True, *_asked(weight, bias)]
+    _no_statistics(grads)
+    return grad.native_group_norm_backward(input, results[1], results[2], weight, N, C, HxW, group, asked)
+
+
+@rule("aten::native_batch_norm", of="input weight bias")
+def native_batch_norm(grad, input, weight, bias, running_mean, running_var, training, eps, results):
+    asked = [True, *_asked(weight, bias)]
+    return grad.native_batch_norm_backward(
+        input, weight, running_mean, running_var, results[1], results[2], training, eps, asked
+    )
+
+
+@rule("aten::native_dropout_backward", of="grad_output")
+def native_dropout_backward(grad, mask, scale):
+    return grad.native_dropout_backward(mask, scale)
+
+
+@rule("aten::native_dropout", of="input")
+def native_dropout(grad, results, p, train):
+    if not structural(train, "train"):
+        return grad
+    p = structural(p, "the probability of a dropout")
+    return grad.native_dropout_backward(results[1], 0.0 if p == 1 else 1 / (1 - p))
+
+
+# ---- scaling images up
+
+
+def _upsampling(kind):
+    """Overloads differ in how they give the scales: a number a dim, or a list."""
+
+    @rule(f"aten::{kind}", of="self input")
+    def write(
+        grad,
+        result,
+        self=None,
+        input=None,
+        align_corners=None,
+        scale_factors=None,
+        scales=None,
+        scales_d=None,
+        scales_h=None,
+        scales_w=None,
+    ):
+        given, dims = input if self is None else self, (result.facts.rank or 0) - 2
+        sizes = [given.size(d) for d in range(2 + dims)]
+        corners = [] if align_corners is None else [align_corners]
+        own = {1: [scales], 2: [scales_h, scales_w], 3: [scales_d, scales_h, scales_w]}[dims]
+        factors = own if scale_factors is None else structural(scale_factors, "the scales")
+        made = [result.size(d) for d in range(2, 2 + dims)]
+        by_given = grad.writer(f"aten::{kind}_backward", grad, made, sizes, *corners, *factors)
+        return by_given, by_given
+
+
+for _name in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d"):
+    _upsampling(f"upsample_{_name}")
