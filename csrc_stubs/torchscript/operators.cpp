@@ -148,6 +148,17 @@ void packed(Stack& stack) {
   }
 }
 
+// What a functional op has made, in the dtype of the tensor that the op in place would have written to.
+// Raises what that op raises where its result cannot have this dtype.
+void as_written(Stack& stack) {
+  const at::Tensor target = torch::jit::pop(stack).toTensor(), self = torch::jit::pop(stack).toTensor();
+  const auto from = self.scalar_type(), to = target.scalar_type();
+  TORCH_CHECK(!at::isFloatingType(from) || !at::isComplexType(to),  // only abs makes these of those
+              "In-place abs is not supported for complex tensors.");
+  TORCH_CHECK(at::canCast(from, to), "result type ", from, " can't be cast to the desired output type ", to);
+  torch::jit::push(stack, self.to(to));
+}
+
 // A reshape of memory that nothing else reads: the result counts as new, though it may be a view.
 void reshaped(Stack& stack) {
   const std::vector<int64_t> shape = torch::jit::pop(stack).toIntVector();
@@ -227,6 +238,8 @@ void register_operators() {
            checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA)});
   static const torch::jit::RegisterOperators layouts(
       {torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::as_written(Tensor self, Tensor target) -> Tensor", as_written,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
            "tsfuser::with_room(Tensor self, int dim) -> Tensor",

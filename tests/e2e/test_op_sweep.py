@@ -220,6 +220,7 @@ UNLISTED = {
     "aten::swapaxes": "another name of transpose",
     "aten::swapdims": "another name of transpose",
     "aten::type_as": "another form of to",
+    "tsfuser::as_written": "made of ops in place: test_in_place_dtypes",
     "prim::add_optional": _INNER,
     "tsfuser::group_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::instance_norm_backward": "made by autodiff: test_differentiable_norms",

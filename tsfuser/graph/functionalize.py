@@ -1,9 +1,10 @@
 """Turns in-place ops into their functional forms, where no one can see the difference.
 
 Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
-it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one; where
-both are tensors, a cast to the dtype of `y` follows, for operands of other dtypes that a later call may
-bring.
+it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one. A later
+call may bring operands of other dtypes: `tsfuser::as_written` follows, which casts to the dtype of `y`, or
+raises what the op in place raises, as `abs_` does for complex numbers. It does not follow an op that leaves
+each dtype as it is.
 
 This pass is torch's own RemoveTensorMutation with a choice of nodes: alias analysis says what nobody can see,
 and types say which ops keep the dtype. Most is rewritten earlier, before torch profiles and differentiates
@@ -15,6 +16,7 @@ is the first to read it. Which kinds are in place, and new, both are told from h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -22,7 +24,7 @@ import torch
 from .. import _C, options
 from ..ops import table, without_row
 from .effects import Effects
-from .rows import Knowledge, arguments
+from .rows import Knowledge, arguments, row_of
 from .types import common_device, infer_missing_types
 from .wrapper import (
     Graph,
@@ -45,6 +47,7 @@ def _in_place_kinds() -> tuple[str, ...]:
     return tuple(name for name in names if torch._C._jit_get_schemas_for_operator(name))
 
 
+AS_WRITTEN = "tsfuser::as_written"
 KINDS = _in_place_kinds()  #: the in-place forms of the ops in the table, `aten::add_`
 #: In-place kinds that the extension rewrites, before any dtype is known.
 EARLY = (
@@ -105,7 +108,7 @@ def functionalize(graph: Graph) -> Graph:
                     continue
                 if node.kind() == "aten::full_like":
                     _fill(graph, node)
-                elif sum(map(is_tensor, inputs(node))) > 1:
+                elif _may_change_dtype(node):
                     _cast_to_target(graph, node)
             infer_missing_types(graph)
     return graph
@@ -128,11 +131,26 @@ def _fill(graph: Graph, node: Node) -> None:
 
 def _cast_to_target(graph: Graph, node: Node) -> None:
     """Readers of a functional op read its result in the dtype of what the in-place op wrote to. The profiled
-    operands have one dtype; those of a later call, in a fallback, may have several."""
-    cast = graph.create("aten::type_as", [node.output(), node.inputsAt(0)], 1)
+    operands have one dtype; those of a later call may have several."""
+    cast = graph.create(AS_WRITTEN, [node.output(), node.inputsAt(0)], 1)
     cast.copyMetadata(node)
     node.output().replaceAllUsesWith(cast.insertAfter(node).output())
     cast.replaceInput(0, node.output())
+
+
+def _may_change_dtype(node: Node) -> bool:
+    """Whether the result of a functional op may have another dtype than its first operand."""
+    row, found = row_of(node) or (None, None)
+    tensors = sum(map(is_tensor, inputs(node)))
+    if row is None or tensors != 1:
+        return row is not None and tensors > 1
+    given = arguments(node, found, Knowledge())
+    first = found.arguments[0]
+    for dtype in row.dtypes:
+        results = row.infer({**given, first: replace(given[first], dtype=dtype)})
+        if isinstance(results, tuple) and results[0] is not None and results[0][0] != dtype:
+            return True
+    return False
 
 
 def _keeps_dtype(node: Node, knowledge: Knowledge) -> bool:

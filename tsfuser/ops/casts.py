@@ -36,6 +36,11 @@ def check_options(b: Builder, layout=None, device=None, pin_memory=None, memory_
         raise Refusal("a memory format other than that of the operand")
 
 
+def _category(dtype: DType) -> int:
+    """bool, int, float, complex: eager's ops in place write to tensors of no lower one."""
+    return "bifc".index(dtype.kind)
+
+
 def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
     if self.dtype.is_complex and not dtype.is_complex:
         raise Refusal("a cast from complex drops the imaginary part with a warning")
@@ -116,6 +121,15 @@ def to_other(
 def type_as(b: Builder, self, other) -> Value:
     """`self` in the dtype of `other`"""
     return _cast(b, self, other.dtype)
+
+
+@composite("tsfuser::as_written", **_CAST, secret_view=True, dtype_from="target")
+def as_written(b: Builder, self, target) -> Value:
+    """`self`, of a functional op, in the dtype of the `target` that the op in place would have written to"""
+    made, written = (_category(value.dtype) for value in (self, target))
+    if made > written or (made, written) == (2, 3):  # abs_ of complex numbers
+        raise Refusal(f"a write of {self.dtype.name} to {target.dtype.name}: an error in eager")
+    return _cast(b, self, target.dtype)
 
 
 @composite("aten::_to_copy", dtypes=ALL, sizes="first", smooth=True)
