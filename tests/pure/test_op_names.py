@@ -49,7 +49,7 @@ ALLOWED = {
         "here they are ops on numbers of the host",
     ),
     "tsfuser/graph/functionalize.py": (
-        "full_like fill type_as",
+        "full_like fill as_written",
         "the nodes that it makes, and what torch's own pass makes of `fill_`",
     ),
     "tsfuser/graph/layout_hints.py": ("laid_out", "the nodes that it makes"),
