@@ -13,8 +13,8 @@
 
 template <class T>
 DEVICE T relu(T x) {  // keeps NaN
-#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
-  if constexpr (same_type<T, float>::value) return nan_max(x, 0.0f);
+#if defined(TSFUSER_CUDA)
+  if constexpr (is_real<T>) return nan_max(x, T(0));  // of -0, too, where the host gives -0
 #endif
   return x < T(0) ? T(0) : x;
 }

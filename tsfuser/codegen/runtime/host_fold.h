@@ -24,9 +24,9 @@ DEVICE V combine_vectors(V a, V b) {
   } else if constexpr (same_type<Op, Product>::value) {
     return a * b;
   } else if constexpr (same_type<Op, Largest>::value) {
-    return (a > b) | (a != a) ? a : b;
+    return (a < b) | (b != b) ? b : a;
   } else {
-    return (a < b) | (a != a) ? a : b;
+    return (b < a) | (b != b) ? b : a;
   }
 }
 

@@ -328,16 +328,24 @@ DEVICE T pow_number(T x, T exponent) {
 
 // ---- extrema
 
-// Two selections instead of one with `||`, which g++ does not vectorise once two of them are nested.
+// NaN if either operand is one. Of 0 and -0 the host chooses the first operand, as eager's clamps do; CUDA
+// takes 0 for the larger one, as its instructions do. Two selections instead of one with `||`, which g++
+// does not vectorise once two of them are nested.
 template <class T>
 DEVICE T nan_max(T a, just<T> b) {
-  const T larger = a > b ? a : b;
-  return a != a ? a : larger;
+#if defined(TSFUSER_CUDA)
+  if constexpr (is_real<T>) return a != a ? a : b != b ? b : fmax(a, b);
+#endif
+  const T larger = a < b ? b : a;
+  return b != b ? b : larger;
 }
 template <class T>
 DEVICE T nan_min(T a, just<T> b) {
-  const T smaller = a < b ? a : b;
-  return a != a ? a : smaller;
+#if defined(TSFUSER_CUDA)
+  if constexpr (is_real<T>) return a != a ? a : b != b ? b : fmin(a, b);
+#endif
+  const T smaller = b < a ? b : a;
+  return b != b ? b : smaller;
 }
 // one instruction, which gives NaN if either operand is one
 #if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
@@ -416,7 +424,7 @@ DEVICE T normal_cdf(T x) {
 }
 template <class T>
 DEVICE T lerp(T a, T b, T weight) {
-  return fabs(weight) < T(0.5) ? multiply_add(weight, b - a, a) : multiply_add(a - b, 1 - weight, b);
+  return fabs(weight) < T(0.5) ? multiply_add(weight, b - a, a) : multiply_add(-(b - a), 1 - weight, b);
 }
 template <class T>
 DEVICE T logit(T x, T eps) {
