@@ -85,7 +85,7 @@ def _loss(out):
     if isinstance(out, Tensor):
         weights = torch.arange(out.numel(), dtype=torch.float64, device=out.device) * 7 % 13 - 6
         return (out * weights.reshape(out.shape).to(out.dtype)).mean()
-    return sum(_loss(x) for x in out if x.is_floating_point())
+    return sum(_loss(x) for x in out if x is not None and x.is_floating_point())
 
 
 def _gradients(loss, module, *more):
