@@ -457,6 +457,15 @@ def test_random_programs(place):
     assert counts["programs"] > 4 and counts["fused"] > 0 and not failed, failed
 
 
+def test_random_networks_of_modules(place, request):
+    """Two steps each: results, gradients, buffers and all strides. In 87 and 145 the gradient of a batch norm
+    behind a transpose is viewed, which raised once."""
+    seeds = range(300) if request.config.getoption("--long") else (0, 1, 87, 145)
+    run = {"report": lambda line: None, "features": ("modules",), "door": "compile"}
+    _, failed, _ = sweep(seeds, place, opt_level=0, **run)
+    assert not failed, "\n".join(f"{run.wrong}\n{run.program.script()}" for run in failed)
+
+
 @pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 def test_lengths_of_nested_tensors_run_unfused_without_a_warning(device):
     parts = [torch.rand(n, 3, device=device, requires_grad=True) for n in (2, 4)]

@@ -2,9 +2,10 @@
 
 In: Runs (random_programs.py). Out: what is wrong with each, in the Run. The programs and what they should
 give are those of TorchScript, but for strides: those of a result are what torch's metadata promise while it
-traces, which now and then are others than those of its kernels. What torch's own `aot_eager` gives, too, is
-no difference: it runs the same graphs op by op. Nor is a backward that raises because an input was written
-to, if it does not with `{"recompute": False}`. Example:
+traces, which now and then are others than those of its kernels. Those of networks of modules must be what
+eager has, or what torch's fake kernels give. What torch's own `aot_eager` gives, too, is no difference: it
+runs the same graphs op by op. Nor is a backward that raises because an input was written to, if it does not
+with `{"recompute": False}`. Example:
 
     refusals = execute(runs, "cpu")
 """
@@ -17,6 +18,7 @@ import torch
 import tsfuser
 from kit.batch import collecting, load
 from kit.random_compare import adds_gradients
+from kit.random_modules import strides
 from kit.random_outcome import RAISED, REFUSED
 from kit.random_scripted import note
 from kit.support import counted
@@ -31,24 +33,33 @@ LIMITS = {"recompile_limit": 10000, "accumulated_recompile_limit": 10000}
 
 def compiled(run, backend="tsfuser", **choices):
     """The program, compiled anew: for any sizes at once, or for those of the first call at first. Or what
-    compiles the step of an optimizer."""
+    compiles the step of an optimizer, or a module."""
+    dynamic = DYNAMIC[run.seed % 2]
     if "optimizers" in run.program.features:
         return lambda step: torch.compile(step, backend=backend, **choices)
+    if "modules" in run.program.features:
+        return lambda module: torch.compile(module, backend=backend, dynamic=dynamic, **choices)
     space = {"torch": torch, "Tensor": torch.Tensor}
     exec(run.program.source(), space)
-    return torch.compile(space["f"], backend=backend, dynamic=DYNAMIC[run.seed % 2], **choices)
+    return torch.compile(space["f"], backend=backend, dynamic=dynamic, **choices)
 
 
 def problem(run, device, function):
     """What is wrong with the calls of a program that `function` makes; "" for nothing."""
-    free = "optimizers" in run.program.features or adds_gradients(run.program)
+    features = run.program.features
+    modules = "modules" in features
+    free = not modules and ("optimizers" in features or adds_gradients(run.program))
+    traced = run.program.traced_strides(device) if modules else {}
     for call in range(len(run.expected)):
         try:
             found = run.program.outcome(function, call, device)
         except Exception as error:
             return f"call {call} raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         for name, (eager, *_) in run.expected[call].items():
-            if name in found and found[name].shape == eager.shape and found[name].stride() != eager.stride():
+            if name not in found or found[name].shape != eager.shape:
+                continue
+            differs = found[name].stride() != eager.stride()
+            if differs and (not modules or traced.get(name) == strides(found[name])):
                 found[name] = torch.empty_like(eager, dtype=found[name].dtype).copy_(found[name])
         if _both_refuse(found, run.expected[call]):
             continue

@@ -22,9 +22,12 @@ FIRST = ("branches", "autocast", "changes", "written", "empty", "special", "limi
 #: What real programs broke. extremes: the largest and the like, with other readers of their operands. loops:
 #: that run zero times, with writes behind them. casts: `to` in all its forms. views: that branches give.
 #: strides: custom ops that see them. updates: what optimizers do, op by op. complex: calls with complex
-#: inputs after real ones, which eager may reject. optimizers: steps of torch.optim, compiled.
-LATER = ("extremes", "loops", "casts", "views", "strides", "updates", "complex", "optimizers")
+#: inputs after real ones, which eager may reject. optimizers: steps of torch.optim, compiled. modules:
+#: networks of them, compiled, most in training.
+LATER = ("extremes", "loops", "casts", "views", "strides", "updates", "complex", "optimizers", "modules")
 FEATURES = FIRST + LATER
+#: Families with generators of their own, which a program has none beside.
+ALONE = ("optimizers", "modules")
 #: Values that these families do not have: which of them a comparison or a cast gives is up to the kernel.
 ORDINARY = ("extremes", "strides", "updates", "complex")
 LAYOUTS = ("dense", "transposed", "strided", "shifted", "expanded")
@@ -89,8 +92,9 @@ def features_of(seed, wanted):
         chosen.remove("special")
     if set(chosen) & set(ORDINARY):
         chosen = [name for name in chosen if name not in ("special", "limits")]
-    if "optimizers" in chosen:
-        return ("optimizers",)
+    for name in ALONE:
+        if name in chosen:
+            return (name,)
     return tuple(name for name in FEATURES if name in chosen)
 
 

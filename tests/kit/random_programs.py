@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import tsfuser
 from kit.launches import FIBERS
 from kit.random_compare import TRIALS, differences, expectation
-from kit.random_families import FEATURES, features_of
+from kit.random_families import ALONE, FEATURES, features_of
+from kit.random_modules import generate_network
 from kit.random_optimizers import generate_optimizer
 from kit.random_outcome import RAISED, REFUSALS
 from kit.random_world import generate
@@ -69,7 +70,8 @@ def target(name):
 def program_of(seed, features):
     """The program of a seed, with one to three of the families `features`; None where it gives none."""
     chosen = features and features_of(seed, features)
-    return generate_optimizer(seed) if "optimizers" in chosen else generate(seed, chosen)
+    makers = {("optimizers",): generate_optimizer, ("modules",): generate_network}
+    return makers[chosen](seed) if chosen in makers else generate(seed, chosen)
 
 
 def prepared(seed, program, device):
@@ -81,7 +83,7 @@ def prepared(seed, program, device):
 
 
 def _expected(program, device, trials):
-    if "optimizers" in program.features:
+    if set(ALONE) & set(program.features):
         return [program.expected(device, trials)]
     return [expectation(program, call, device, trials) for call in range(len(program.calls))]
 

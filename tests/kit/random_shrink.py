@@ -22,22 +22,27 @@ ATTEMPTS = 150  # programs tried, each compiled
 def shrink(run, device, door="script"):
     """The least program found that fails in the same modes, and what is wrong with it."""
     program, wrong, left = run.program, run.wrong, ATTEMPTS
-    if "optimizers" in program.features:
-        return program, wrong
     changed = True
     while changed and left > 0:
         changed = False
-        for smaller in _smaller(program):
+        for smaller in _candidates(program):
             if left <= 0:
                 break
-            if valid(smaller) is None:
-                continue
             left -= 1
             found = fails(run.seed, smaller, device, door)
             if found:
                 program, wrong, changed = smaller, found, True
                 break
     return program, wrong
+
+
+def _candidates(program):
+    """Smaller programs that can be compared."""
+    if "modules" in program.features:
+        return program.smaller()
+    if "optimizers" in program.features:
+        return iter(())
+    return (smaller for smaller in _smaller(program) if valid(smaller) is not None)
 
 
 def _smaller(program):
@@ -212,6 +217,8 @@ _KNOBS = {
 
 def script_of(program, target, wrong, seed=0, door="script"):
     """The program as a script."""
+    if "modules" in program.features:
+        return f"# {wrong}\n{program.script()}"
     if "optimizers" in program.features:
         return f"# {wrong}\n{program.source()}"
     ops = "from kit import strided_ops  # PYTHONPATH=tests\n" if "tsfuser_tests" in program.source() else ""
