@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kit import compiled_ops
+from kit.opinfo import op_db
 from kit.support import assert_matches
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten")]
@@ -153,3 +155,13 @@ def test_in_order_copies_only_what_lies_otherwise(device):
     for given, order, strides in ((x, [2, 0, 1], (1, 1, 4)), (x[::2], [0, 1, 2], (6, 6, 1))):
         copy = in_order(given, order)
         assert copy.stride() == strides and torch.equal(copy, given)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(8))
+def test_ops_of_torchs_list_on_other_layouts(place, part):
+    """Results and gradients have the strides of eager, or those that torch's fake kernels promise."""
+    infos, lines = op_db()[part::8], []
+    layouts = tuple(compiled_ops.LAYOUTS)
+    ran, wrong = compiled_ops.sweep(infos, torch.float32, report=lines.append, layouts=layouts, device=place)
+    assert ran["fused"] and not wrong, "\n".join(lines)

@@ -156,7 +156,7 @@ def _program(info, sample, dynamic, inplace, training):
     if inplace:
         new = f"{self} | {self}" if sample.input.dtype == torch.bool else f"{self} * 1"
         lines = [f"y = {new}", f"y.{last}_({', '.join(rest)})", "return y"]
-    elif row.is_view:  # alone they are no group
+    elif row and row.is_view:  # alone they are no group
         given = self if row.reshapes else f"({self} + 1)"  # computed values are not reshaped
         call = f"{given}.{last}({', '.join(rest)})"
         lines = [f"return {call} + 1"]
@@ -169,7 +169,9 @@ def _program(info, sample, dynamic, inplace, training):
         f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
         for a in writer.arguments
     ]
-    around = {"aten::add"} if row.is_view else {"aten::mul", "aten::__or__"} - {row.name} if inplace else ()
+    around = {"aten::mul", "aten::__or__"} - {row.name} if row and inplace else ()
+    if row and row.is_view:
+        around = {"aten::add"}
     return Program(source, writer.arguments, f"{' '.join(lines)} with {', '.join(shown)}", frozenset(around))
 
 

@@ -127,15 +127,16 @@ def plain(source):
     return space["f"]
 
 
-def evaluate(function, arguments, gradients):
-    """The tensors that a call gives and, if asked, the gradients of the floating arguments."""
+def evaluate(function, arguments, gradients, incoming=incoming_gradient):
+    """The tensors that a call gives and, if asked, the gradients of the floating arguments. `incoming` makes
+    the gradient of a result."""
     arguments = [_leaf(a, gradients) for a in arguments]
     out = function(*arguments)
     results = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
     leaves = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
     ends = [t for t in results if t.requires_grad]
     if leaves and ends:
-        found = torch.autograd.grad(ends, leaves, [incoming_gradient(t) for t in ends], allow_unused=True)
+        found = torch.autograd.grad(ends, leaves, [incoming(t) for t in ends], allow_unused=True)
         results = results + [g for g in found if g is not None]
     return [t.detach() for t in results]
 
