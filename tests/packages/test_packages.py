@@ -8,7 +8,7 @@ import pytest
 import torch
 import ways
 import zoo
-from runs import Record, copies, run
+from runs import Copies, Record, copies, run
 
 import tsfuser
 
@@ -62,6 +62,15 @@ def found(program, place, train=False):
         if module is not None:
             module.train(train)
     return made
+
+
+def found_compiled(program, place, train):
+    """What torch.compile makes of the package's module, and copies that run in eager mode."""
+    torch._dynamo.reset()
+    fused, plain, exact = (program.build().to(place).train(train) for _ in range(3))
+    for module in (plain, exact):
+        module.load_state_dict(fused.state_dict())
+    return Copies(torch.compile(fused, backend="tsfuser"), plain, exact.double())
 
 
 def plain_way(program):
@@ -123,3 +132,15 @@ def test_forces_outside_of_frozen(program, place, record):
 @of_programs(lambda program: not (program.stateful or program.own_forces))
 def test_fork_and_wait(program, place, record):
     run(found(program, place), ways.side_by_side, program, place, record, program.sizes[:4])
+
+
+@of_programs(lambda program: program.compiles)
+def test_compiled(program, place, record):
+    run(found_compiled(program, place, train=False), plain_way(program), program, place, record)
+
+
+@of_programs(lambda program: program.compiles and program.trains and not program.own_forces)
+def test_compiled_training(program, place, record):
+    """Not of one row: batch norms reject that, and Dynamo raises an error of another type."""
+    sizes = [size for size in program.sizes if size > 1]
+    run(found_compiled(program, place, train=True), ways.training, program, place, record, sizes)

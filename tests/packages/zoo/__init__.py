@@ -46,6 +46,9 @@ class Program:
     sizes: tuple[int, ...] = SIZES
     #: Whether `.double()` makes the module and its inputs float64 throughout.
     in_double: bool = True
+    #: Whether torch.compile takes the module, with its eager backend, too: Dynamo raises for e3nn's gates,
+    #: torchmd-net's kernels in warp raise for sizes, and silero-vad is TorchScript.
+    compiles: bool = True
 
     def missing(self) -> str | None:
         """Why the program cannot run here."""

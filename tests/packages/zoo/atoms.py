@@ -109,6 +109,7 @@ PROGRAMS = [
         md_inputs,
         "positions, species, molecules",
         forces=True,
+        compiles=False,
     )
     for kind in KINDS
 ]

@@ -200,10 +200,18 @@ PROGRAMS = [
         convolution_inputs,
         "positions, features, edges",
         forces=True,
+        compiles=False,
     ),
-    program("mace: energy", MACE, MaceEnergy, atoms, EDGES, forces=True),
-    program("mace: own forces", MACE, Mace, atoms, EDGES, own_forces=True),
+    program("mace: energy", MACE, MaceEnergy, atoms, EDGES, forces=True, compiles=False),
+    program("mace: own forces", MACE, Mace, atoms, EDGES, own_forces=True, compiles=False),
     program(  # its attributes hold a dtype
-        "nequip: own forces", ("nequip.model", "e3nn"), Nequip, atoms, EDGES, own_forces=True, in_double=False
+        "nequip: own forces",
+        ("nequip.model", "e3nn"),
+        Nequip,
+        atoms,
+        EDGES,
+        own_forces=True,
+        in_double=False,
+        compiles=False,
     ),
 ]

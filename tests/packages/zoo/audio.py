@@ -161,6 +161,7 @@ PROGRAMS = [
         script=lambda module: module,
         stateful=True,
         trains=False,
+        compiles=False,
         in_double=False,
     ),
 ]
