@@ -46,6 +46,8 @@ class Record:
     raised: int = 0
     #: the largest error, as a part of what is allowed
     error: float = 0.0
+    #: whose roundings are allowed; None: those of each result's dtype
+    precision: torch.dtype | None = None
 
 
 @dataclass
@@ -75,10 +77,15 @@ def unfused():
 
 def run(found: Copies, way: Way, program: Program, device: str, record: Record, sizes=None) -> None:
     """Each size several times, as what is fused depends on how often a function was called."""
+    in_double = program.chooses and found.fused.training
+    for module in (found.fused, found.plain) if in_double else ():
+        module.double()
+        record.precision = torch.float32
     try:
         for k, size in enumerate(sizes or program.sizes):
             for call in range(CALLS if k == 0 else 2):
                 given = moved(program.inputs(size), device)
+                given = widened(given) if in_double else given
                 _call(found, way, given, record, f"{record.way}, size {size}, call {call + 1}")
                 record.calls += 1
             record.kernels.append(tsfuser.stats()["kernels_compiled"] + tsfuser.stats()["disk_hits"])
@@ -153,7 +160,7 @@ def _compare_tensors(mine, plain, exact, scale, record) -> str | None:
         return None
     a, b, c = (t.double()[finite] for t in (mine, plain, exact))
     b = torch.where(torch.isfinite(b), b, c)
-    rounding = EPSILON[plain.dtype] * ULPS * STEPS * max(largest(exact), scale * 1e-3)
+    rounding = EPSILON[record.precision or plain.dtype] * ULPS * STEPS * max(largest(exact), scale * 1e-3)
     for size, times in ((mean_square, 3), (largest, 5)):
         error, allowed = size(a - c), times * size(b - c) + rounding
         record.error = max(record.error, error / allowed) if allowed else record.error

@@ -49,6 +49,8 @@ class Program:
     #: Whether torch.compile takes the module, with its eager backend, too: Dynamo raises for e3nn's gates,
     #: torchmd-net's kernels in warp raise for sizes, and silero-vad is TorchScript.
     compiles: bool = True
+    #: Its maxima choose otherwise after another rounding, so its training is compared in float64.
+    chooses: bool = False
 
     def missing(self) -> str | None:
         """Why the program cannot run here."""
