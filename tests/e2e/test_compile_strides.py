@@ -157,6 +157,29 @@ def test_in_order_copies_only_what_lies_otherwise(device):
         assert copy.stride() == strides and torch.equal(copy, given)
 
 
+#: Ops that torch's fake kernels lay out in another way than those of the CPU do.
+UNLIKE_FAKE = {
+    "roll": lambda x: torch.roll(torch.relu(x), (-7, 2), (2, 1)) * 2,
+    "roll without dims": lambda x: torch.roll(x, 3) + 1,
+    "channel_shuffle": lambda x: F.channel_shuffle(x * 2, 2) + 1,
+    "rrelu": lambda x: F.rrelu(x * 2) * 3,
+    "rrelu in training": lambda x: F.rrelu(x * 2, 0.25, 0.25, training=True) * 3,
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE_FAKE)
+def test_results_have_the_strides_of_eagers_kernels(name, device):
+    function = UNLIKE_FAKE[name]
+    compiled = torch.compile(function, backend="tsfuser", fullgraph=True)
+    for sizes in ((2, 4, 6, 5), (3, 4, 2, 7)):
+        for layout in (torch.channels_last, torch.contiguous_format):
+            x = torch.randn(sizes, device=device).contiguous(memory_format=layout)
+            for leaf in (x, x.clone().requires_grad_()):
+                found, expected = compiled(leaf), function(leaf)
+                torch.testing.assert_close(found, expected)
+                assert found.stride() == expected.stride()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(8))
 def test_ops_of_torchs_list_on_other_layouts(place, part):

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from .... import options
 from ....ops import table
+from .eager_layouts import EAGER_LAYOUTS
 from .embeddings import bag_backward, embedding_backward
 from .foreach import foreach_ops, one_by_one
 from .whole_ops import stays_whole
@@ -69,7 +70,14 @@ def decompositions() -> dict[Any, Callable]:
     found[torch.ops.aten.convolution_backward.default] = _bias_summed
     found[torch.ops.aten.embedding_dense_backward.default] = embedding_backward
     found[torch.ops.aten._embedding_bag_backward.default] = bag_backward
+    found.update((op, partial(_laid_out, function, found.get(op))) for op, function in EAGER_LAYOUTS.items())
     return found
+
+
+def _laid_out(function: Callable, otherwise: Callable | None, *args, **kwargs) -> Any:
+    """What `function` makes, or the usual decomposition if the op is traced with the right strides."""
+    made = function(*args, **kwargs)
+    return otherwise(*args, **kwargs) if made is NotImplemented and otherwise else made
 
 
 def _bias_added(input, weight, bias, *others):
