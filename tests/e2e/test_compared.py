@@ -144,6 +144,13 @@ def found(x, y):
     return z, m, z == m, z < m, (z - m).sign()
 
 
+def found_in_sweeps(x, y):
+    """One sweep finds the extreme; the one that compares also stores the product, which is not contracted."""
+    p = x * y
+    z = p + 0.375
+    return p, z == z.amax(1, keepdim=True), z.amin(1)
+
+
 def found_alone(x, y):
     z = torch.tanh(x * y + 0.375)
     m = z.amin(1, keepdim=True)
@@ -166,6 +173,16 @@ def test_a_mask_says_what_the_results_say(sizes, dtype, device):
     for z, m, equal, less, sign in (fuse(found, x, y)(x, y), torch.compile(found, backend="tsfuser")(x, y)):
         assert torch.equal(m, z.amax(1, keepdim=True))
         assert torch.equal(equal, z == m) and torch.equal(less, z < m) and torch.equal(sign, (z - m).sign())
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sweeps_give_a_value_the_same_bits(sizes, device):
+    x, y = (v.detach() for v in leaves(device, torch.float32, *sizes))
+    for _, equal, _ in (
+        fuse(found_in_sweeps, x, y)(x, y),
+        torch.compile(found_in_sweeps, backend="tsfuser")(x, y),
+    ):
+        assert equal.any(1).all()
 
 
 @pytest.mark.each_value

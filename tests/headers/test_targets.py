@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kit import harness
+from tsfuser.codegen.emit import WITHOUT_CONTRACTION
 from tsfuser.errors import CompileError, Refusal
 from tsfuser.target import counters, cuda, driver, job
 from tsfuser.target.cuda import CudaTarget
@@ -175,6 +176,18 @@ def test_a_cubin_for_known_devices_ptx_for_later_ones(cache):
     target = CudaTarget(cache)
     assert target.compile_for(ADD_RELU, "add_relu", 90).content[:4] == b"\x7fELF"
     assert b".target sm_" in target.compile_for(ADD_RELU, "add_relu", 999).content
+
+
+@needs_cupy
+def test_a_source_says_that_nothing_is_contracted(cache):
+    """`a * b + c` is one instruction, or two that round twice."""
+    source = """#include "tsfuser.h"
+struct Args { float* x; };
+KERNEL(scale, Args, 128) { args.x[threadIdx.x] = args.x[threadIdx.x] * args.x[1] + args.x[2]; }
+"""
+    target = CudaTarget(cache)
+    assert b"fma.rn.f32" in target.ptx_for(source, "scale", 90)
+    assert b"fma.rn.f32" not in target.ptx_for(WITHOUT_CONTRACTION + source, "scale", 90)
 
 
 @needs_cupy

@@ -44,10 +44,17 @@ from ..lower.loop_ir import (
 from ..lower.traverse import statements
 
 _CHECK = "in_range"  # and for what checks its indices
+#: How a source begins in which the compiler may not contract `a * b + c` (ir/extremes.py).
+WITHOUT_CONTRACTION = "// without contraction of a * b + c\n"
 
 
-def source(kernel: Kernel) -> str:
-    """The translation unit of `kernel`."""
+def source(kernel: Kernel, contract: bool = True) -> str:
+    """The translation unit of `kernel`. `contract`: whether `a * b + c` may become one instruction where the
+    target wants that."""
+    return ("" if contract else WITHOUT_CONTRACTION) + _source(kernel)
+
+
+def _source(kernel: Kernel) -> str:
     fields = _fields(kernel) or ["  char unused;"]
     tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
     tiles += [

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import options
-from ..codegen.emit import struct_layout
+from ..codegen.emit import WITHOUT_CONTRACTION, struct_layout
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.call import Call, TensorArg
@@ -85,7 +85,7 @@ class Planned:
                 dumps.whole(source),
                 self.kernel.name,
                 shared,
-                fma=not options.disabled("fma"),
+                fma=not options.disabled("fma") and not source.startswith(WITHOUT_CONTRACTION),
                 max_registers=options.get("max_registers"),
             )
         except Refusal as error:

@@ -64,6 +64,9 @@ class Symbol:
         return self.templates.get(kind, self.templates["f"])
 
 
+#: How the names of symbols begin that round to a dtype of 16 bits.
+ROUNDING = "stored_as_"
+
 _symbols: dict[str, Symbol] = {}  # registry: name -> symbol
 
 

@@ -16,14 +16,14 @@ from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
 from ..ir.fusion import Pointwise, Value
 from ..ir.limits import convertible
-from ..ir.symbols import define
+from ..ir.symbols import ROUNDING, define
 from ..ir.symbols import rounded as rounded_to
 from .table import ALL, BOOLEAN, INTEGRAL, REAL, Row, register
 
 for _dtype in (HALF, BFLOAT16):
     # without `grows`, which allows no fast forms: forward and backward must round the same number, since
     # numbers near the middle between two of 16 bits become either of them
-    define(f"stored_as_{_dtype}", rounded_to("{0}", _dtype), cheap=True)
+    define(f"{ROUNDING}{_dtype}", rounded_to("{0}", _dtype), cheap=True)
 
 DEFAULT = "default"  #: the promoted dtype of the operands
 FLOAT = "float"  #: as DEFAULT, but bool and integers become the default floating dtype

@@ -20,6 +20,7 @@ from ..codegen.batched import batched_form
 from ..graph.passes import no_collection
 from ..ir.budgets import with_fast_forms
 from ..ir.call import Call
+from ..ir.extremes import compares_extremes
 from ..ir.fusion import Fusion
 from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
@@ -105,11 +106,12 @@ def lower_fusion(call: Call, fusion: Fusion, device: str, batched: bool = False)
     for word in ("fusion_args", "kernel_args", "print_args"):
         dumps.show(word, "arguments of the first call of a class", *call.args, between="\n")
     stages, allocations = fusion_stages(call, fusion, machine)
+    contract = not compares_extremes(fusion)
     lowered = []
     for part, stage in stages:
         interrupts.check()
         most = machine.parameter_bytes if batched else 0
-        lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device, most)))
+        lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device, most, contract)))
         dumps.show("scheduler_params", stage.segment.name, stage.params, stage.schedule)
     return Lowered(call, fusion, device, lowered, allocations)
 
@@ -144,10 +146,10 @@ def _machine(device: str) -> Machine:
     return replace(machine, cluster_blocks=PORTABLE_CLUSTER_BLOCKS, any_clusters=every)
 
 
-def _lower(segment: Segment, schedule, device: str, batch_bytes: int) -> tuple:
+def _lower(segment: Segment, schedule, device: str, batch_bytes: int, contract: bool) -> tuple:
     """All of a Compiled but its function."""
     kernel = batched_form(lower(segment, schedule, segment.name), batch_bytes)
-    source = emit.source(kernel)
+    source = emit.source(kernel, contract)
     dumps.show("segmented_fusion", kernel.name, segment)
     dumps.show("kernel_ir", kernel.name, kernel)
     if dumps.wants_kernels():

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import log
+from ..codegen.emit import WITHOUT_CONTRACTION
 from ..errors import CompileError, Refusal
 from ..schedule.machine import Machine
 from . import driver
@@ -269,6 +270,8 @@ def _compile(
         raise Refusal(f"NVRTC {version} starts at compute capability {oldest}, the device has {own}")
     virtual = virtual or arch not in known
     target = f"compute_{max(a for a in known if a <= arch)}" if virtual else f"sm_{arch}"
+    if source.startswith(WITHOUT_CONTRACTION):
+        options = tuple("--fmad=false" if option == "--fmad=true" else option for option in options)
     program = nvrtc.createProgram(source, f"{name}.cu", [], [])
     try:
         nvrtc.compileProgram(program, [f"--gpu-architecture={target}", *options, f"-I{RUNTIME}"])
