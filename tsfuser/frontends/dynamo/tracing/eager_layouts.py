@@ -39,6 +39,15 @@ def _channel_shuffle(x: Tensor, groups: int):
     return parts.flatten(1, 2).contiguous(memory_format=kept)
 
 
+def _replication_pad3d(x: Tensor, padding):
+    """Eager's kernel keeps channels_last_3d."""
+    kept = suggest_memory_format(x)
+    if _is_traced_right(x) or kept == torch.contiguous_format:
+        return NotImplemented
+    with decompose({}):  # the op itself
+        return aten.replication_pad3d.default(x, padding).contiguous(memory_format=kept)
+
+
 def _rrelu(x: Tensor, noise: Tensor, *args, **kwargs):
     """Eager's kernel gives a dense result."""
     if _is_traced_right(x):
@@ -55,5 +64,6 @@ def _is_traced_right(x: Tensor) -> bool:
 EAGER_LAYOUTS = {
     aten.roll.default: _roll,
     aten.channel_shuffle.default: _channel_shuffle,
+    aten.replication_pad3d.default: _replication_pad3d,
     aten.rrelu_with_noise_functional.default: _rrelu,
 }
