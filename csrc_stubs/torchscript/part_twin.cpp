@@ -27,6 +27,7 @@
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace tsfuser {
@@ -135,8 +136,8 @@ Sizes dims_of_roll(const Node* node) {
 // Whether the op puts zeros around the elements, whatever its operands are.
 bool pads_with_zeros(const Node* node) {
   const auto fill = torch::jit::toIValue(node->input(3));
-  return known_string(node->input(2)) == "constant" && fill &&
-         (fill->isNone() || known_double(node->input(3)) == 0.0);
+  const bool is_zero = fill && fill->isDouble() && fill->toDouble() == 0 && !std::signbit(fill->toDouble());
+  return known_string(node->input(2)) == "constant" && fill && (fill->isNone() || is_zero);
 }
 
 // The operands of the twin, behind the tensor, of an op that gives no list; none where it has no twin.

@@ -4,8 +4,9 @@ Nothing is stated here where eager is not consistent on the CPU: where its vecto
 loops over single elements: of `maximum`, `minimum`, clamps between tensors, `lerp` of weight 1 and
 `softshrink` the elements at the end of a tensor have other signs than those before. Of `amax`, `amin`, `max`
 and `min` of a whole tensor the sign depends on the order in which eager combines the elements of a vector.
-Of `fmax` and `fmin` nothing is stated: eager takes the first operand on the CPU, but of bfloat16 the second.
-TorchScript takes the constants 0.0 and -0.0 of one graph for one, so no program has both where it matters.
+Of `fmax` and `fmin` in float16 eager returns the first operand or the second, by processor.
+TorchScript takes the constants 0.0 and -0.0 of one graph for one, so no program here has both where it
+matters.
 """
 
 import pytest
@@ -51,6 +52,31 @@ def of_two(x, y):
     )  # fmt: skip
 
 
+def number_of_two(x, y):
+    return torch.fmax(x, y), torch.fmin(x, y)
+
+
+def with_zero(x):
+    y = x.clone()
+    y[:, 3:5] = 0.0
+    return (
+        F.threshold(x, -1.0, 0.0), torch.where(x.signbit(), x, 0.0), x + 0.0, x - 0.0, torch.rsub(x, 0.0),
+        x.masked_fill(x > 1.0, 0.0), F.pad(x, (1, 2), value=0.0), torch.full_like(x, 0.0) * 2.0, x * 0.0, y,
+        torch.nan_to_num(x / x, 0.0), F.elu(x, 0.0), F.leaky_relu(x, 0.0), F.elu(x, -1.0), F.celu(x, -1.0),
+    )  # fmt: skip
+
+
+def with_minus_zero(x):
+    y = x.clone()
+    y[:, 3:5] = -0.0
+    return (
+        F.threshold(x, -1.0, -0.0), torch.where(x.signbit(), x, -0.0), x + -0.0, x - -0.0,
+        torch.rsub(x, -0.0), x.masked_fill(x > 1.0, -0.0), F.pad(x, (1, 2), value=-0.0),
+        torch.full_like(x, -0.0) * 2.0, x * -0.0, y, torch.nan_to_num(x / x, -0.0), F.elu(x, -0.0),
+        F.leaky_relu(x, -0.0), F.elu(x, -1.0), F.celu(x, -1.0),
+    )  # fmt: skip
+
+
 def first_of_equal(x):
     return x.max(1).values, x.min(1).values, x.max(0).values, x.min(0).values, x.prod(1)
 
@@ -80,6 +106,21 @@ def test_an_op_gives_the_zero_that_eager_gives(function, dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_op_of_two_tensors_gives_the_zero_that_eager_gives(dtype, device):
     assert_signs_of_eager(of_two, zeros(device, dtype, 3, 37), zeros(device, dtype, 3, 37))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [1, 37, 400])
+def test_fmax_and_fmin_give_the_zero_that_eager_gives(length, dtype, device):
+    assert_signs_of_eager(number_of_two, zeros(device, dtype, 3, length), zeros(device, dtype, 3, length))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_constant_keeps_its_sign(dtype, device):
+    """Also next to an equal program with the other zero."""
+    x = zeros(device, dtype, 3, 37)
+    x[0] = torch.randn(37)
+    assert_signs_of_eager(with_zero, x)
+    assert_signs_of_eager(with_minus_zero, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

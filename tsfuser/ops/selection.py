@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.dtypes import BOOL, DType
+from ..ir.dtypes import BFLOAT16, BOOL, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible, largest
 from ..ir.symbols import CANCELS, define
@@ -26,23 +26,31 @@ binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})", 
 binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})", **_CHOICE)
 binary("max", "nan_max({0}, {1})", overloads=("other",), boolean="({0} || {1})", **_CHOICE)
 binary("min", "nan_min({0}, {1})", overloads=("other",), boolean="({0} && {1})", **_CHOICE)
-# The other operand if one is NaN.
-binary(
-    "fmax",
-    "fmax({0}, {1})",
-    overloads=("",),
-    selects=True,
-    integer="nan_max({0}, {1})",
-    boolean="({0} || {1})",
-)
-binary(
-    "fmin",
-    "fmin({0}, {1})",
-    overloads=("",),
-    selects=True,
-    integer="nan_min({0}, {1})",
-    boolean="({0} && {1})",
-)
+define("fmax", "number_max({0}, {1})", integer="nan_max({0}, {1})", boolean="({0} || {1})")
+define("fmin", "number_min({0}, {1})", integer="nan_min({0}, {1})", boolean="({0} && {1})")
+define("fmax_swapped", "number_max({1}, {0})")
+define("fmin_swapped", "number_min({1}, {0})")
+
+
+def _number_of_two(b: Builder, name: str, self: Value, other: Value) -> Value:
+    """Of 0 and -0 eager's kernels for the CPU return the first operand, for bfloat16 the second."""
+    swapped = b.device == "cpu" and b.promote(self, other) is BFLOAT16
+    return elementwise(b, f"{name}_swapped" if swapped else name, (self, other), dtypes=REAL, name=name)
+
+
+_NUMBER_OF_TWO = dict(smooth=True, keeps_dtype=True, selects=True, dtype_rule="promoted")
+
+
+@composite("aten::fmax", **_NUMBER_OF_TWO)
+def fmax(b: Builder, self, other) -> Value:
+    """the larger operand, or the other one if one is NaN"""
+    return _number_of_two(b, "fmax", self, other)
+
+
+@composite("aten::fmin", **_NUMBER_OF_TWO)
+def fmin(b: Builder, self, other) -> Value:
+    """the smaller operand, or the other one if one is NaN"""
+    return _number_of_two(b, "fmin", self, other)
 
 
 @composite(

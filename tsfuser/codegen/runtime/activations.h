@@ -26,15 +26,24 @@ template <class T>
 DEVICE T mish(T x) {
   return x * tanh(log1p(exp(x)));
 }
+// Where eager's `elu` scales x. On the CPU that includes 0: `elu(0, -1)` is 0 there, and -0 on CUDA.
+template <class T>
+DEVICE bool is_scaled_by_elu(T x) {
+#if defined(TSFUSER_CUDA)
+  return x > 0;
+#else
+  return !(x < 0);
+#endif
+}
 template <class T>
 DEVICE T elu(T x, T alpha, T scale, T input_scale) {
   const T power = expm1(x * input_scale);
-  return x > 0 ? x * scale : power * (alpha * scale);
+  return is_scaled_by_elu(x) ? x * scale : power * (alpha * scale);
 }
 template <class T>
 DEVICE T celu(T x, T alpha) {
   const T power = expm1(x / alpha);
-  return x > 0 ? x : power * alpha;
+  return is_scaled_by_elu(x) ? x : power * alpha;
 }
 template <class T>
 DEVICE T selu(T x) {

@@ -115,11 +115,11 @@ DEVICE float fast_silu(float x) { return x * fast_sigmoid(x); }
 DEVICE float fast_hardsigmoid(float x) { return clamp(x + 3, 0, 6) * 0.16666667f; }
 DEVICE float fast_hardswish(float x) { return x * clamp(x + 3, 0, 6) * 0.16666667f; }
 DEVICE float fast_elu(float x, float alpha, float scale, float input_scale) {
-  return x > 0 ? x * scale : fast_expm1(x * input_scale) * (alpha * scale);
+  return is_scaled_by_elu(x) ? x * scale : fast_expm1(x * input_scale) * (alpha * scale);
 }
 DEVICE float fast_selu(float x) { return fast_elu(x, 1.6732632423543772f, 1.0507009873554805f, 1); }
 DEVICE float fast_celu(float x, float alpha) {
-  return x > 0 ? x : fast_expm1(approx_divide(x, alpha)) * alpha;
+  return is_scaled_by_elu(x) ? x : fast_expm1(approx_divide(x, alpha)) * alpha;
 }
 DEVICE float fast_softplus(float x, float beta, float threshold) {
   const float z = x * beta;

@@ -29,7 +29,7 @@ LIBM_1(asin) LIBM_1(acos) LIBM_1(atan) LIBM_1(sinh) LIBM_1(cosh) LIBM_1(tanh)
 LIBM_1(asinh) LIBM_1(acosh) LIBM_1(atanh) LIBM_1(erf) LIBM_1(erfc) LIBM_2(atan2) LIBM_2(hypot)
 #endif
 LIBM_1(sqrt) LIBM_1(lgamma) LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
-LIBM_2(fmod) LIBM_2(copysign) LIBM_2(nextafter) LIBM_2(fmax) LIBM_2(fmin)
+LIBM_2(fmod) LIBM_2(copysign) LIBM_2(nextafter)
 // clang-format on
 #undef LIBM_1
 #undef LIBM_2
@@ -360,6 +360,23 @@ DEVICE float nan_min(float a, float b) {
   return result;
 }
 #endif
+// The other operand if one is NaN; of 0 and -0 the host returns the first operand.
+template <class T>
+DEVICE T number_max(T a, just<T> b) {
+#if defined(TSFUSER_CUDA)
+  return fmax(a, b);
+#endif
+  const T larger = a < b ? b : a;
+  return a != a ? b : larger;
+}
+template <class T>
+DEVICE T number_min(T a, just<T> b) {
+#if defined(TSFUSER_CUDA)
+  return fmin(a, b);
+#endif
+  const T smaller = b < a ? b : a;
+  return a != a ? b : smaller;
+}
 template <class T>
 DEVICE T clamp(T x, just<T> low, just<T> high) {
   return nan_min(nan_max(x, low), high);
