@@ -5,6 +5,7 @@ Importing this registers the executor under the name "tsfuser". lightning-thunde
 
 executor.py  what thunder asks: which symbols are claimed, and which of them make a region
 claims.py    whether a symbol is claimed: whether all that torch does for it has rows in the op table
+compared.py  values that no region computes again
 dropout.py   dropout and its gradient as symbols that regions take
 roundings.py where the 16-bit values of a trace are rounded
 narrow.py    16-bit ops that thunder has taken apart, put together again

@@ -26,6 +26,7 @@ from ...graph.rows import Knowledge, row_of
 from ...graph.wrapper import Graph, Node, is_tensor, outputs
 from ...grouping.support import examine
 from ...planning import interrupts
+from ..dynamo.joint_graph.discontinuous import compared_operands, is_elementwise, selects
 from ..dynamo.rewrites.simplify import simplify
 from ..dynamo.translation.translate import translate
 from . import dropout
@@ -43,11 +44,16 @@ _MOST = 4096  # answers that are kept
 @dataclass(frozen=True)
 class Claim:
     """`ops`: how many ops of torch compute elements, and do not just view them; `reason`: why the symbol is
-    not claimed, None where it is; `is_float_op`: it is one op, elementwise, with a float32 result."""
+    not claimed, None where it is; `is_float_op`: it is one op, elementwise, with a float32 result. The others
+    are known of all symbols that torch can trace: `jumps`: whether it jumps in its operands; `is_elementwise`
+    and `selects`: see `graph.compared.Step`."""
 
     ops: int = 0
     reason: str | None = None
     is_float_op: bool = False
+    jumps: bool = False
+    is_elementwise: bool = False
+    selects: bool = False
 
 
 class Claims:
@@ -137,14 +143,20 @@ def _claim(symbol: BoundSymbol) -> Claim:
     results = list({proxy.name: proxy for proxy in symbol.flat_proxy_outs}.values())
     try:
         module = graph_of(function_of([symbol], operands, results), [_example(proxy) for proxy in operands])
-        if symbol.sym.id not in dropout.NAMES and any(map(_is_random, module.graph.nodes)):
-            return Claim(reason="it draws random numbers")
         calls = [node for node in module.graph.nodes if node.op == "call_function"]
+        facts = {
+            "jumps": any(map(compared_operands, calls)),
+            "is_elementwise": all(map(is_elementwise, calls)),
+            "selects": any(map(selects, calls)),
+        }
+        if symbol.sym.id not in dropout.NAMES and any(map(_is_random, module.graph.nodes)):
+            return Claim(reason="it draws random numbers", **facts)
+        whole = len(calls) == 1 and is_float_op(calls[0])
         simplify(module)
         translation = translate(module)
         if translation.foreign:
-            return Claim(reason=next(iter(translation.foreign.values())))
-        return replace(_of_ops(translation.graph), is_float_op=len(calls) == 1 and is_float_op(calls[0]))
+            return Claim(reason=next(iter(translation.foreign.values())), **facts)
+        return replace(_of_ops(translation.graph), is_float_op=whole, **facts)
     except Exception as error:  # what thunder's torch executor cannot run on such tensors is not ours either
         interrupts.pass_on(error)
         return Claim(reason=f"torch cannot trace it ({type(error).__name__}: {error})".split("\n")[0])

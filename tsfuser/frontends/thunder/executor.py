@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from thunder.core import prims, utils
 from thunder.core.compile_data import get_compile_option
 from thunder.core.proxies import unvariableify
-from thunder.core.rematerialization import rematerialize
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
 from thunder.core.transform_common import dce
@@ -26,6 +25,7 @@ from thunder.extend import FusionExecutor
 from ...version import __version__
 from . import dropout
 from .claims import EFFECTS, WRITES, Claims, passable
+from .compared import rematerialized, values_compared
 from .region import RegionCall
 from .roundings import Roundings, mark_casts, mark_stored
 
@@ -83,8 +83,9 @@ class TsfuserExecutor(FusionExecutor):
                 count += 1
         fused = from_trace(trace)
         fused.bound_symbols = made
-        # what is computed again behind a write could read what was written
-        fused = dce(fused if changes else rematerialize(fused))
+        if not changes:  # what is computed again behind a write could read what was written
+            fused = rematerialized(fused, values_compared(trace, self._claims.claim))
+        fused = dce(fused)
         mark_stored(fused)
         fused = update_fusion_call_ctx(fused)
         took = (time.perf_counter_ns() - start) // 1_000_000

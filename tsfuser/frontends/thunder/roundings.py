@@ -123,6 +123,11 @@ def _cast_from(symbol: BoundSymbol, *wanted: dtypes.dtype) -> dtypes.dtype | Non
     )
 
 
+def is_widening(symbol: BoundSymbol) -> bool:
+    """Whether the symbol casts 16 bits to float32."""
+    return _cast_from(symbol, dtypes.float32) in _NARROW
+
+
 def _is_gradient(symbol: BoundSymbol) -> bool:
     """Whether a rule for gradients has made the symbol; of what is computed again that is not known."""
     return _BACKWARD in symbol.tags and _AGAIN not in symbol.tags
