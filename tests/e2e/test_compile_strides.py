@@ -163,6 +163,7 @@ UNLIKE_FAKE = {
     "roll without dims": lambda x: torch.roll(x, 3) + 1,
     "channel_shuffle": lambda x: F.channel_shuffle(x * 2, 2) + 1,
     "replicating pad": lambda x: F.pad(x[:, :, None] * 2, (1, 1, 1, 1, 0, 2), "replicate") + 1,
+    "reflecting pad": lambda x: F.pad(x[:, :, None] * 2, (1, 1, 1, 1, 0, 0), "reflect") + 1,
     "rrelu": lambda x: F.rrelu(x * 2) * 3,
     "rrelu in training": lambda x: F.rrelu(x * 2, 0.25, 0.25, training=True) * 3,
 }

@@ -11,6 +11,9 @@ becomes
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
@@ -39,13 +42,13 @@ def _channel_shuffle(x: Tensor, groups: int):
     return parts.flatten(1, 2).contiguous(memory_format=kept)
 
 
-def _replication_pad3d(x: Tensor, padding):
+def _padded(pad: Any, x: Tensor, padding):
     """Eager's kernel keeps channels_last_3d."""
     kept = suggest_memory_format(x)
     if _is_traced_right(x) or kept == torch.contiguous_format:
         return NotImplemented
     with decompose({}):  # the op itself
-        return aten.replication_pad3d.default(x, padding).contiguous(memory_format=kept)
+        return pad(x, padding).contiguous(memory_format=kept)
 
 
 def _rrelu(x: Tensor, noise: Tensor, *args, **kwargs):
@@ -64,6 +67,6 @@ def _is_traced_right(x: Tensor) -> bool:
 EAGER_LAYOUTS = {
     aten.roll.default: _roll,
     aten.channel_shuffle.default: _channel_shuffle,
-    aten.replication_pad3d.default: _replication_pad3d,
+    **{pad: partial(_padded, pad) for pad in (aten.reflection_pad3d.default, aten.replication_pad3d.default)},
     aten.rrelu_with_noise_functional.default: _rrelu,
 }
