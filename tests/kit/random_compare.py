@@ -159,21 +159,27 @@ def adds_gradients(program):
     return max(read.values()) > 1
 
 
-def compare(actual, expected, adds_gradients=False):
+def gradients_with_free_strides(program, expected):
+    """The names of them."""
+    return {name for name in expected if name.startswith("gradient")} if adds_gradients(program) else set()
+
+
+def compare(actual, expected):
     """What is wrong with the outcome of a call; "" for nothing."""
-    return next(iter(differences(actual, expected, adds_gradients).values()), "")
+    return next(iter(differences(actual, expected).values()), "")
 
 
-def differences(actual, expected, adds_gradients=False):
+def differences(actual, expected, free=frozenset()):
     """Name -> what is wrong with it; "" stands for which tensors share memory. A backward that may raise
-    does, or gives the gradients of what was computed."""
+    does, or gives the gradients of what was computed. `free`: names of tensors that may have any strides."""
     if RAISED in expected:
         left_out = "gradient" if RAISED in actual else RAISED
         expected = {name: wanted for name, wanted in expected.items() if not name.startswith(left_out)}
     found = {name: f"{name} is not there in eager" for name in actual if name not in expected}
     for name, wanted in expected.items():
-        free = adds_gradients and name.startswith("gradient")
-        what = _difference(name, actual[name], *wanted, free) if name in actual else f"{name} is missing"
+        what = (
+            _difference(name, actual[name], *wanted, name in free) if name in actual else f"{name} is missing"
+        )
         if what:
             found[name] = what
     return found or {name: what for name, what in (("", _aliases(actual, expected)),) if what}

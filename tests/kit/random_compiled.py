@@ -17,7 +17,6 @@ import torch
 
 import tsfuser
 from kit.batch import collecting, load
-from kit.random_compare import adds_gradients
 from kit.random_modules import strides
 from kit.random_outcome import RAISED, REFUSED
 from kit.random_scripted import note
@@ -46,23 +45,15 @@ def compiled(run, backend="tsfuser", **choices):
 
 def problem(run, device, function):
     """What is wrong with the calls of a program that `function` makes; "" for nothing."""
-    features = run.program.features
-    modules = "modules" in features
-    free = not modules and ("optimizers" in features or adds_gradients(run.program))
-    traced = run.program.traced_strides(device) if modules else {}
+    traced = run.program.traced_strides(device) if "modules" in run.program.features else None
     for call in range(len(run.expected)):
         try:
             found = run.program.outcome(function, call, device)
         except Exception as error:
             return f"call {call} raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        for name, (eager, *_) in run.expected[call].items():
-            if name not in found or found[name].shape != eager.shape:
-                continue
-            differs = found[name].stride() != eager.stride()
-            if differs and (not modules or traced.get(name) == strides(found[name])):
-                found[name] = torch.empty_like(eager, dtype=found[name].dtype).copy_(found[name])
         if _both_refuse(found, run.expected[call]):
             continue
+        free = {name for name, t in found.items() if traced is None or traced.get(name) == strides(t)}
         wrong = run.differ(found, call, device, free)
         if wrong:
             return f"call {call}: {next(iter(wrong.values()))}"

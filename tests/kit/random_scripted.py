@@ -18,7 +18,7 @@ import torch
 
 import tsfuser
 from kit.batch import collecting, load
-from kit.random_compare import adds_gradients, all_roundings, differences
+from kit.random_compare import all_roundings, differences, gradients_with_free_strides
 from kit.random_outcome import RAISED, saved_copies
 from kit.support import counted, script
 from tsfuser.planning import failures
@@ -114,7 +114,7 @@ def _compare(run, device):
         for call in range(len(run.expected)):
             try:
                 actual = run.program.outcome(run.scripted, call, device)
-                free = adds_gradients(run.program)
+                free = gradients_with_free_strides(run.program, run.expected[call])
                 wrong = run.differ(actual, call, device, free)
                 if wrong:  # each tensor may be eager's or TorchScript's
                     own = differences(actual, _torchscripts_own(run, call, device, actual), free)
@@ -154,7 +154,8 @@ def _torchscripts_own(run, call, device, actual):
         elif RAISED in actual and RAISED not in unfused:
             with each_op_differentiated():
                 unfused = outcome()
-    others = differences(unfused, run.expected[call], adds_gradients(run.program))
+    expected = run.expected[call]
+    others = differences(unfused, expected, gradients_with_free_strides(run.program, expected))
     allowed = {name: bound for name, (_, _, bound) in run.expected[call].items()}
     for name, t in unfused.items():
         if t.is_floating_point() and (name in others or name not in allowed):
