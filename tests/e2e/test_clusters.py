@@ -37,7 +37,7 @@ def small(target, device, monkeypatch):
     monkeypatch.setattr(shared_rows, "COOPERATIVE_THREADS", 64)
     monkeypatch.setattr(shared_rows, "MAX_CLUSTER_VECTORS", 8)
     monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
-    monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
+    monkeypatch.setattr(emit, "source", lambda *given: made.append(source(*given)) or made[-1])
     tsfuser.reset()
     with options.override(enable={"clusters": ""}):
         yield made

@@ -55,7 +55,8 @@ def test_an_op(info, request):
 
 
 def test_lists_name_infos():
-    assert set(OTHERS) | LEFT.keys() <= {opinfo.title(i) for i in opinfo.op_db()}
+    newer = {"native_group_norm"}  # which torch 2.11 does not list
+    assert set(OTHERS) | LEFT.keys() <= {opinfo.title(i) for i in opinfo.op_db()} | newer
 
 
 # ---- programs

@@ -31,7 +31,7 @@ def seeded():
 def sources(monkeypatch):
     """Sources of the kernels that are made."""
     made, source = [], pipeline.emit.source
-    monkeypatch.setattr(pipeline.emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
+    monkeypatch.setattr(pipeline.emit, "source", lambda *given: made.append(source(*given)) or made[-1])
     return made
 
 

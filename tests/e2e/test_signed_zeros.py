@@ -23,10 +23,20 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 def bounded(x):
     """Eager's kernels for CUDA give 0 for the larger one of 0 and -0, those for the CPU the first one."""
     return (
-        x.clamp(min=0.0), x.clamp(max=0.0), x.clamp(min=-0.0), x.clamp(max=-0.0), x.clamp(0.0, 3.0),
-        x.clamp(-3.0, -0.0), x.clamp_min(0.0), x.clamp_max(-0.0), F.hardtanh(x, 0.0, 3.0),
-        F.hardtanh(x, -3.0, 0.0), torch.relu(x), F.relu6(x),
+        x.clamp(min=0.0), x.clamp(max=0.0), x.clamp(0.0, 3.0), x.clamp(-3.0, 0.0), x.clamp_min(0.0),
+        x.clamp_max(0.0), F.hardtanh(x, 0.0, 3.0), F.hardtanh(x, -3.0, 0.0), torch.relu(x), F.relu6(x),
     )  # fmt: skip
+
+
+def bounded_by_minus_zero(x):
+    """By itself: TorchScript makes one constant of 0.0 and -0.0."""
+    return (
+        x.clamp(min=-0.0),
+        x.clamp(max=-0.0),
+        x.clamp(-3.0, -0.0),
+        x.clamp_max(-0.0),
+        F.hardtanh(x, -3.0, -0.0),
+    )
 
 
 def chosen(x):
@@ -98,7 +108,7 @@ def zeros(device, dtype, *shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("function", [bounded, chosen, made])
+@pytest.mark.parametrize("function", [bounded, bounded_by_minus_zero, chosen, made])
 def test_an_op_gives_the_zero_that_eager_gives(function, dtype, device):
     assert_signs_of_eager(function, zeros(device, dtype, 3, 37))
 

@@ -55,11 +55,19 @@ def _caller(info, sample, leaves, places, spec):
     return call
 
 
+class Untraceable(Exception):
+    """torch.jit.trace fails."""
+
+
 def traced(call, tensors):
-    """The typed graph of a call. It holds for all sizes of these ranks."""
+    """The typed graph of a call. It holds for all sizes of these ranks. Raises Untraceable where this torch
+    cannot trace it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = torch.jit.trace(call, tuple(tensors), check_trace=False).graph.copy()
+        try:
+            graph = torch.jit.trace(call, tuple(tensors), check_trace=False).graph.copy()
+        except RuntimeError as error:
+            raise Untraceable(str(error)) from error
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     return infer_missing_types(graph)
@@ -104,6 +112,8 @@ def judge(info, dtype=torch.float64, most=None):
             function, joint = built(form.call, form.tensors[0], form.wanted)
         except Refusal as refusal:
             return f"refused: {refusal}"
+        except Untraceable:
+            continue
         for tensors in form.tensors:
             for own, its in zip(*ours_and_eagers(function, joint, form.call, tensors, form.wanted)):
                 if (own.shape, own.dtype) != (its.shape, its.dtype):
@@ -111,4 +121,4 @@ def judge(info, dtype=torch.float64, most=None):
                 if not torch.allclose(own, its, rtol=1e-9, atol=1e-10, equal_nan=True):
                     return f"wrong by {(own - its).abs().max():.2g}: {[list(t.shape) for t in tensors]}"
             count += 1
-    return f"right {count}"
+    return f"right {count}" if count else "not traced"

@@ -8,7 +8,8 @@ gpu/test_eager_random_cuda.py.
 import os
 import sys
 
-os.environ.setdefault("PYTORCH_NVFUSER_ENABLE", "eager_random")
+if __name__ == "__main__":  # tests import this, too
+    os.environ.setdefault("PYTORCH_NVFUSER_ENABLE", "eager_random")
 
 import torch
 import torch.nn.functional as F

@@ -84,15 +84,13 @@ def neg(grad):
     return -grad
 
 
-@rule(
-    "aten::frac",
-    "aten::positive",
-    "aten::clone",
-    "aten::contiguous",
-    "aten::to",
-    "aten::type_as",
-    "aten::alias",
-)
+@rule("aten::to", "aten::type_as")
+def cast(grad, self):
+    """Back to the device of the operand; all gradients get the dtypes of their operands."""
+    return grad if self.facts.device == grad.facts.device else grad.to(self)
+
+
+@rule("aten::frac", "aten::positive", "aten::clone", "aten::contiguous", "aten::alias")
 def unchanged(grad):
     return grad
 

@@ -1,4 +1,4 @@
-"""Ops whose traced strides are not those of torch's CPU kernels: torch's fake kernels are wrong about them.
+"""Ops whose traced strides are not those of torch's kernels: torch's fake kernels are wrong about them.
 
 In: the operands of such an op. Out: ops that give the same values, and that are traced with the strides that
 eager has; NotImplemented if the op itself is. So what a program gets, and what reads strides, has eager's.
@@ -52,8 +52,8 @@ def _padded(pad: Any, x: Tensor, padding):
 
 
 def _rrelu(x: Tensor, noise: Tensor, *args, **kwargs):
-    """Eager's kernel gives a dense result."""
-    if _is_traced_right(x):
+    """Eager's kernels give a dense result, that for CUDA, too."""
+    if _is_usual(x):
         return NotImplemented
     with decompose({}):  # the op itself
         result, noise = aten.rrelu_with_noise_functional.default(x, noise, *args, **kwargs)
@@ -61,7 +61,11 @@ def _rrelu(x: Tensor, noise: Tensor, *args, **kwargs):
 
 
 def _is_traced_right(x: Tensor) -> bool:
-    return x.device.type != "cpu" or x.is_contiguous() or any(size == 0 for size in x.shape)
+    return x.device.type != "cpu" or _is_usual(x)
+
+
+def _is_usual(x: Tensor) -> bool:
+    return x.is_contiguous() or any(size == 0 for size in x.shape)
 
 
 EAGER_LAYOUTS = {
