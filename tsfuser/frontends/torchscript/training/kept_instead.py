@@ -42,6 +42,7 @@ from ....graph.wrapper import (
     use_count,
     with_items,
 )
+from .compared import values_compared
 from .formulas import SOFTMAX
 from .recompute import LEAVES, STEPS, computed, has_own_memory, is_elementwise, is_read_by_groups
 from .saved import SavedValues, asks_for_dtype, gradient_outside
@@ -83,13 +84,14 @@ def _add(found: dict[str, tuple[Value, Value | None]], value: Value, gradient: V
 class _Search:
     """`kept`: names of the forward's values that the backward gets. `exposed`: of those that the program may
     write to. `own`: of inputs that nobody writes to. `small`, `still`: of values that are small, have no
-    gradient."""
+    gradient. `compared`: of those that must not be computed again."""
 
     kept: set[str]
     exposed: set[str]
     own: set[str]
     small: set[str]
     still: set[str]
+    compared: set[str]
 
     def what_gives(self, value: Value, argument: Value, gradient: Value) -> _Found | None:
         """What the backward computes `value` of, for which it has `argument` and gets `gradient`; None where
@@ -128,7 +130,7 @@ class _Search:
             _add(found.instead, value, gradient)
             return len(found.instead) == 1
         found.steps -= 1
-        if found.steps < 0 or not (is_elementwise(node) or node.kind() in _VIEWS):
+        if found.steps < 0 or name in self.compared or not (is_elementwise(node) or node.kind() in _VIEWS):
             return False
         for v in inputs(node):
             inner, is_clear = self._gradient_of(node, v, gradient)
@@ -225,6 +227,7 @@ def compute_again(
         names(own),
         _small(saved.forward, names(small)),
         _still(saved.forward, names(still)),
+        values_compared(saved),
     )
     search.small.update(_worth_copies(search, list(_candidates(saved, dropped, in_results)), saved))
     first = nodes_in(saved.backward)[0]

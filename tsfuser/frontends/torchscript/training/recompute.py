@@ -21,7 +21,7 @@ none (`prim::AutogradZero`): what would have come through it comes through those
 Nothing is kept instead that the program may write to before the backward: no input of the forward, unless
 the program has made it and leaves it as it is, such as the result of a convolution, and no result of the
 forward. Masks and all else that jumps are kept: a group computes with more digits than it stores, so that the
-backward could take another branch than the forward did.
+backward could take another branch than the forward did. So is what the backward compares (compared.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from ....graph.wrapper import (
 from ....grouping.chunks import CHUNK
 from ....ir.dtypes import DTYPES
 from ....ops import table
+from .compared import values_compared
 from .formulas import SOFTMAX
 from .saved import SavedValues, source
 
@@ -88,6 +89,7 @@ class _Choice:
         self.dropped: set[int] = set()
         self.exposed = saved.exposed(written)
         self.own = {given[i].debugName() for i in own}
+        self.compared = values_compared(saved)
         self.half = _with_16_bits(saved.forward, {given[i].debugName() for i in half})
         self.returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
         self.places: dict[str, Places] = {}
@@ -153,7 +155,7 @@ class _Choice:
         return any(use_count(argument) for _, argument in self.places[value.debugName()])
 
     def _is_computable(self, node: Node, value: Value, known: Collection[str]) -> bool:
-        return _is_computable(node, known, self._has_gradient(value), [STEPS], set())
+        return _is_computable(node, known, self._has_gradient(value), [STEPS], set(), self.compared)
 
     def _keep(self, value: Value) -> None:
         _, argument = self.places[value.debugName()][0]
@@ -185,12 +187,17 @@ class _Choice:
 
 
 def _is_computable(
-    node: Node, known: Collection[str], moving: bool, steps: list[int], leaves: set[str]
+    node: Node,
+    known: Collection[str],
+    moving: bool,
+    steps: list[int],
+    leaves: set[str],
+    compared: Collection[str],
 ) -> bool:
-    """Whether a few elementwise ops compute the node's result of what is known, which is little to read.
-    `moving`: whether the result has a gradient."""
+    """Whether a few elementwise ops compute the node's result of what is known, which is little to read, and
+    none of the values `compared`. `moving`: whether the result has a gradient."""
     steps[0] -= 1
-    if steps[0] < 0 or not is_elementwise(node):
+    if steps[0] < 0 or not is_elementwise(node) or node.output().debugName() in compared:
         return False
     # The only operand has a gradient where the result has one, and with it fractions.
     moving = moving and sum(map(is_tensor, inputs(node))) == 1
@@ -200,7 +207,7 @@ def _is_computable(
         elif v.node().kind() != CONSTANT:
             if _has_dtype_of_another(v.node()) and not moving:
                 return False
-            if not _is_computable(v.node(), known, moving, steps, leaves):
+            if not _is_computable(v.node(), known, moving, steps, leaves, compared):
                 return False
     return len(leaves) <= LEAVES
 
