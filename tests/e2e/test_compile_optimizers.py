@@ -79,6 +79,8 @@ def run(all_of, steps, count):
 @pytest.mark.graphs
 def test_a_step_of_each_optimizer_is_one_graph_of_few_kernels(name, form, more, place, target):
     """TorchDynamo leaves the fused forms to torch's own kernels."""
+    if (name, form, target) == ("Adagrad", "fused", "cuda"):
+        pytest.skip("torch has this form for CPU tensors only")
     ours = parameters(name, place)
     all_of, steps = steps_of(name, {**FORMS.get(form, {}), **more}, ours)
     with watch.watching() as (_, outcomes):
@@ -94,7 +96,7 @@ def test_a_step_of_each_optimizer_is_one_graph_of_few_kernels(name, form, more, 
     most = (
         0 if form == "fused" or is_one_op else KERNELS.get(name, 1) * (1 if target == "cuda" else len(ours))
     )
-    assert (0 < launches[-1] <= most) if most else launches[-1] == 0
+    assert (0 < launches[-1] <= most) if most else launches[-1] == 0, f"{launches} launches, at most {most}"
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD", "ASGD"])
