@@ -30,9 +30,23 @@ using torch::jit::Node;
 using torch::jit::Use;
 using torch::jit::Value;
 
+// Whether torch's peephole pass replaces the result by the operand once nothing writes to it, whatever the
+// dtypes: `x * 1` of bools is a tensor of integers.
+bool is_taken_for_operand(const Node& maker) {
+  const bool adds = maker.kind() == c10::aten::add || maker.kind() == c10::aten::sub;
+  if (!adds && maker.kind() != c10::aten::mul && maker.kind() != c10::aten::div) {
+    return false;
+  }
+  const auto number = torch::jit::toIValue(maker.input(1));
+  return number && number->isScalar() && number->toScalar().equal(adds ? 0 : 1);
+}
+
 // Whether the memory of the value is new, and reached through the value only.
 bool is_fresh(const Value* value) {
   const Node* maker = value->node();
+  if (is_taken_for_operand(*maker)) {
+    return false;
+  }
   if (maker->kind() == c10::aten::type_as) {  // hands its operand on: one that nothing else reads
     const Value* operand = behind_profile(maker->input(0));
     return operand->uses().size() == 1 && maker->input(0)->uses().size() == 1 && is_fresh(operand);

@@ -415,3 +415,17 @@ def test_a_residual_that_autocast_casts_for_its_reader(device, result):
                 assert (mine - theirs).abs().max() <= 4 * rounding * theirs.abs().max()
         optimised = torch.jit.last_executed_optimized_graph()
     assert (optimised.findNode("aten::add_", True) is None) == (result == "y * 2.0")
+
+
+@pytest.mark.parametrize("made", ["x * 1", "x + 0", "1 * x", "x / 1"])
+@pytest.mark.parametrize("write", ["sub_(w)", "neg_()", "mul_(2)", "add_(w)"])
+def test_an_identity_of_bools_gives_numbers(made, write, device):
+    """torch drops it, once nothing writes to its result: a bool would come instead."""
+    source = f"def f(x, w):\n    y = {made}\n    y.{write}\n    return y, torch.exp(y * 0.5)\n"
+    x, w = torch.rand(4, 6, device=device) > 0.5, torch.arange(6, device=device)
+    scripted, plain = script(source), {}
+    exec(source, {"torch": torch}, plain)
+    with tsfuser.fuser(), torch.no_grad():
+        for _ in range(4):
+            for ours, eager in zip(scripted(x, w), plain["f"](x, w), strict=True):
+                assert_matches(ours, eager, ops=2)
