@@ -59,7 +59,7 @@ class Network:
                 makes.append(f"        self.{attribute} = {found[1]}")
                 return f"self.{attribute}"
 
-            lines.append(f"        {name} = {re.sub('@(.*?)@', named, text).format(*operands)}")
+            lines.append(f"        {name} = {re.sub('@(nn[.].*?)@', named, text).format(*operands)}")
         init = ["class Network(nn.Module):", "    def __init__(self):", "        super().__init__()", *makes]
         forward = ["", "    def forward(self, x):", *lines, f"        return {', '.join(self.results)},"]
         return "\n".join([*init, *forward, ""])
