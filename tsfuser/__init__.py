@@ -55,6 +55,7 @@ _C.set_op_facts(
     moved=[row.name for row in table.all_rows() if row.moves],
     like_first=table.kinds_with_dtype_rule("first"),
     promoted=table.kinds_with_dtype_rule("promoted"),
+    retyped=functionalize.retyped_kinds(),
     sized=functionalize.sized_kinds(),
     broadcast=table.kinds_with_sizes("broadcast"),
     alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],

@@ -20,6 +20,7 @@
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
 #include "torchscript/unchecked_graph.h"
+#include "torchscript/written_dtypes.h"
 #include "torchscript/written_results.h"
 #include "torchscript/constants.h"
 
@@ -522,9 +523,11 @@ torch::jit::Operation with_our_check(const Node* node, torch::jit::Operation che
   const std::shared_ptr<DirectGraph> direct = never || !replaces ? nullptr : DirectGraph::behind(*node);
   replace_fallbacks(*node, never, direct.get());
   const size_t inputs = node->inputs().size();
+  const ProfiledDtypes profiled = written_dtypes(*node);
   return [=](torch::jit::Stack& stack) mutable {
+    const auto given = torch::jit::last(stack, inputs);
     const bool refused =
-        never || !c10::GradMode::is_enabled() || needs_eager(torch::jit::last(stack, inputs));
+        never || !c10::GradMode::is_enabled() || needs_eager(given) || differ(profiled, given);
     check(stack);
     if (refused) {
       stack.back() = false;

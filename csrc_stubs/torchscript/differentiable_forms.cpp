@@ -417,6 +417,7 @@ void write_differentiable_forms(Graph& graph, const Node* first) {
 }
 
 void plain_forms(Graph& graph) {
+  check_written(graph);  // first: it looks for casts that are off
   restore_twins(graph);
   for (auto form = forms().rbegin(); form != forms().rend(); ++form) {
     Walk walk(graph);

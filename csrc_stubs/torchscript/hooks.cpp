@@ -139,6 +139,8 @@ GraphPtr with_groups(Graph& graph, const char*& running) {
 
 // The executor's compile lock is held. All work on a copy, so that what fails leaves the graph as it was.
 void pre_pass(GraphPtr& graph) {
+  // Though there be no groups, and though the fuser be off since the graph was prepared.
+  attempt("check_written", *graph, [&graph] { check_written(*graph); });
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return;
   }

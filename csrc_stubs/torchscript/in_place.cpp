@@ -200,19 +200,6 @@ void keep_dtype(Node* made, Value* like) {
   }
 }
 
-// Lets the gradient of an operand come in the operand's own dtype: autodiff's formulas for two tensors hand
-// on the gradient of the result, of whatever dtype. A cast that is switched off changes nothing forward,
-// while its backward casts to the dtype that its operand had.
-void keep_dtype_of_gradient(Node* made, size_t operand) {
-  Graph& graph = *made->owningGraph();
-  const torch::jit::WithInsertPoint before(made);
-  Value* off = graph.insertConstant(false);
-  Node* cast = graph.create(c10::aten::_autocast_to_full_precision, {made->input(operand), off, off}, 1);
-  cast->copyMetadata(made);
-  cast->insertBefore(made);
-  made->replaceInput(operand, cast->output());
-}
-
 void rewrite(Node* node) {
   Value* target = node->input(0);
   const std::vector<Use> readers = later_readers(node, target->uses());
@@ -227,11 +214,23 @@ void rewrite(Node* node) {
     keep_dtype(made, target);
     keep_dtype_of_gradient(made, 0);
     keep_dtype_of_gradient(made, 1);
+  } else {
+    mark_written(made);
   }
   disarm(node);
 }
 
 }  // namespace
+
+void keep_dtype_of_gradient(Node* made, size_t operand) {
+  Graph& graph = *made->owningGraph();
+  const torch::jit::WithInsertPoint before(made);
+  Value* off = graph.insertConstant(false);
+  Node* cast = graph.create(c10::aten::_autocast_to_full_precision, {made->input(operand), off, off}, 1);
+  cast->copyMetadata(made);
+  cast->insertBefore(made);
+  made->replaceInput(operand, cast->output());
+}
 
 void disarm(Node* node) {
   Graph& graph = *node->owningGraph();

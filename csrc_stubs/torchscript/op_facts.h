@@ -37,6 +37,7 @@ struct OpFacts {
   Kinds moved;             // ops that move elements: the result has dtype and device of the first operand
   Kinds like_first;        // ops whose result has dtype and device of the first operand, whatever it is
   Kinds promoted;          // ops of two tensors whose result has what these promote to
+  Kinds retyped;           // of the functional forms of `in_place`, those that may change the dtype
   Kinds sized;             // ops whose results' sizes follow from their operands' sizes, and from numbers
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
   Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16

@@ -68,6 +68,8 @@ constexpr Step kSteps[] = {
     // First of those that look at readers: what hands its operand on would hide who else reads, or made,
     // what the others look at.
     {"hand_through", hand_through},
+    // Before what looks at readers: the checks are some.
+    {"leave_checks_out", leave_checks_out},
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
     {"make_functional", make_functional},

@@ -20,7 +20,8 @@ std::vector<std::string> preparing_steps();
 // The steps of it that have files of their own. Code behind a check leaves the branch that it is in
 // (checked_branches.cpp). Loops that multiply sizes become one op (products.cpp), and so does batch norm's
 // check of its batch (batch_checks.cpp); lists that grow become a list for each join (grown_lists.cpp); ops
-// in place become functional where nobody can tell (in_place.cpp), and numbers that are written to parts of
+// in place become functional where nobody can tell (in_place.cpp), checks of their dtypes stay out of what
+// autodiff sees (written_dtypes.cpp), and numbers that are written to parts of
 // tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
 // and parts of a copy are copied one by one (copied_parts.cpp), those that convolutions read as they read
 // them (convolution_operands.cpp); joins of what was joined before read that (nested_joins.cpp); sizes are
@@ -35,6 +36,7 @@ void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void part_grown_lists(torch::jit::Graph& graph, const torch::jit::Node* first);
 void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
+void leave_checks_out(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fill_parts_at_once(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -94,6 +96,16 @@ bool may_be_inside(const torch::jit::Node* node);
 // Lets an op in place write to tensors of no elements, of the same dtypes, so that it raises for those as
 // before; torch's dead code elimination drops it (in_place.cpp).
 void disarm(torch::jit::Node* node);
+
+// Lets the gradient of an operand come in the operand's own dtype: autodiff's formulas for two tensors hand
+// on the gradient of the result, of whatever dtype. A cast that is switched off changes nothing forward,
+// while its backward casts to the dtype that its operand had (in_place.cpp).
+void keep_dtype_of_gradient(torch::jit::Node* made, size_t operand);
+
+// Of ops that were in place (written_dtypes.cpp). Marks a functional op that has one tensor only.
+void mark_written(torch::jit::Node* op);
+// Behind each that may change the dtype, a check of it, for a graph that autodiff does not see any more.
+void check_written(torch::jit::Graph& graph);
 
 // Whether the node asks tensors for no more than dtype, device, and whether they have dims
 // (early_dtypes.cpp).

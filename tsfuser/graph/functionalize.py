@@ -11,7 +11,8 @@ and types say which ops keep the dtype. Most is rewritten earlier, before torch 
 the graph (csrc_stubs/torchscript/in_place.cpp), where that pass cannot run: it takes nodes out of the graph
 that torch is walking over, there are no types yet, and what it makes has to suit autodiff. That step has a
 rule of its own, which needs neither, and is narrower: the target is new by the kind of its maker, and the op
-is the first to read it. Which kinds are in place, and new, both are told from here.
+is the first to read it. `as_written` follows behind autodiff (written_dtypes.cpp). Which kinds are in place,
+and new, both are told from here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from .. import _C, options
 from ..ops import table, without_row
+from ..ops.table import FLOATING
 from .effects import Effects
 from .rows import Knowledge, arguments, row_of
 from .types import common_device, infer_missing_types
@@ -54,6 +56,13 @@ EARLY = (
     *dict.fromkeys(f"{row.name}_" for row in table.all_rows() if row.in_place_early),
     *without_row.IN_PLACE_EARLY,
 )
+
+
+def retyped_kinds() -> list[str]:
+    """Ops that the extension makes of those, whose result may have another dtype than their tensor."""
+    rows = [row for row in table.all_rows() if row.in_place_early and row.family != "random"]
+    rows = [row for row in rows if row.dtype_rule != "first" and not set(row.dtypes) <= set(FLOATING)]
+    return sorted({row.name for row in rows})
 
 
 def sized_kinds() -> list[str]:
