@@ -5,10 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kit import compiled_ops
 from kit.opinfo import op_db
 from kit.support import assert_matches
+from tsfuser.frontends.dynamo.tracing.decompositions import decompositions
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten")]
 _seen: list = []  # strides and offsets of what the custom ops were given
@@ -157,13 +159,15 @@ def test_in_order_copies_only_what_lies_otherwise(device):
         assert copy.stride() == strides and torch.equal(copy, given)
 
 
-#: Ops that torch's fake kernels lay out in another way than those of the CPU do.
+#: Ops that torch's fake kernels or decompositions lay out in another way than its kernels do.
 UNLIKE_FAKE = {
     "roll": lambda x: torch.roll(torch.relu(x), (-7, 2), (2, 1)) * 2,
     "roll without dims": lambda x: torch.roll(x, 3) + 1,
     "channel_shuffle": lambda x: F.channel_shuffle(x * 2, 2) + 1,
     "replicating pad": lambda x: F.pad(x[:, :, None] * 2, (1, 1, 1, 1, 0, 2), "replicate") + 1,
     "reflecting pad": lambda x: F.pad(x[:, :, None] * 2, (1, 1, 1, 1, 0, 0), "reflect") + 1,
+    "pixel_shuffle": lambda x: F.pixel_shuffle(torch.cat([x, x], 1), 2) + 1,
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(F.pad(x, (0, x.shape[3] % 2)) * 2, 2) + 1,
     "rrelu": lambda x: F.rrelu(x * 2) * 3,
     "rrelu in training": lambda x: F.rrelu(x * 2, 0.25, 0.25, training=True) * 3,
 }
@@ -180,6 +184,14 @@ def test_results_have_the_strides_of_eagers_kernels(name, device):
                 found, expected = compiled(leaf), function(leaf)
                 torch.testing.assert_close(found, expected)
                 assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("shuffled", [F.pixel_shuffle, F.pixel_unshuffle])
+def test_shuffled_pixels_are_traced_dense_where_kernels_leave_them_so(shuffled):
+    """That is on all devices but the CPU."""
+    x = torch.empty(2, 8, 6, 4, device="meta").contiguous(memory_format=torch.channels_last)
+    traced = make_fx(lambda x: shuffled(x, 2), decomposition_table=decompositions())(x)
+    assert traced(x).is_contiguous()
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Ops whose traced strides are not those of torch's kernels: torch's fake kernels are wrong about them.
+"""Ops whose traced strides are not those of torch's kernels: its fake kernels or decompositions are wrong.
 
 In: the operands of such an op. Out: ops that give the same values, and that are traced with the strides that
 eager has; NotImplemented if the op itself is. So what a program gets, and what reads strides, has eager's.
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.proxy_tensor import decompose
 
@@ -51,8 +52,13 @@ def _padded(pad: Any, x: Tensor, padding):
         return pad(x, padding).contiguous(memory_format=kept)
 
 
+def _pixel_shuffle(op: Any, x: Tensor, factor: int):
+    """On the CPU alone, eager's kernels keep channels_last, as torch's decomposition does."""
+    return NotImplemented if x.device.type == "cpu" else decomposition_table[op](x, factor).contiguous()
+
+
 def _rrelu(x: Tensor, noise: Tensor, *args, **kwargs):
-    """Eager's kernels give a dense result, that for CUDA, too."""
+    """Eager's kernels give a dense result on the CPU and on CUDA."""
     if _is_usual(x):
         return NotImplemented
     with decompose({}):  # the op itself
@@ -72,5 +78,6 @@ EAGER_LAYOUTS = {
     aten.roll.default: _roll,
     aten.channel_shuffle.default: _channel_shuffle,
     **{pad: partial(_padded, pad) for pad in (aten.reflection_pad3d.default, aten.replication_pad3d.default)},
+    **{op: partial(_pixel_shuffle, op) for op in (aten.pixel_shuffle.default, aten.pixel_unshuffle.default)},
     aten.rrelu_with_noise_functional.default: _rrelu,
 }
