@@ -10,9 +10,11 @@ import shlex
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import setup
 
 OLDEST_TORCH = (2, 11)
+OLDEST_SETUPTOOLS = 77  # which reads the licence as pyproject.toml has it
 SOURCES = Path("csrc_stubs")
 #: torch's headers that most files include: most of the time of a file goes into them, so they are read once
 PRECOMPILED = """\
@@ -23,12 +25,19 @@ PRECOMPILED = """\
 """
 
 
-def stop(found: str) -> None:
+def stop(found: str, remedy: str) -> None:
     """Ends the set-up with one line, rather than let pip fetch some torch that then does not fit."""
-    sys.exit(
-        f"tsfuser: {found}; install torch 2.11 or later first (for example `pip install torch==2.13.0`), "
-        "then run `pip install --no-build-isolation .`"
-    )
+    sys.exit(f"tsfuser: {found}; {remedy}, then run `pip install --no-build-isolation .`")
+
+
+def check_setuptools() -> None:
+    """Ends the set-up where setuptools would reject pyproject.toml, in a hundred lines: Python 3.10 and 3.11
+    make environments with one that is too old."""
+    if int(setuptools.__version__.split(".")[0]) < OLDEST_SETUPTOOLS:
+        stop(
+            f"setuptools {setuptools.__version__} is too old to build it",
+            f"run `pip install 'setuptools>={OLDEST_SETUPTOOLS}'`",
+        )
 
 
 def cpp_runtime() -> list[str]:
@@ -72,12 +81,16 @@ def given_flags() -> list[str]:
 
 def extension_build() -> dict:
     """`setup` arguments that build the extension; ends the set-up where torch is missing or too old."""
+    remedy = "install torch 2.11 or later if you have none (for example `pip install torch==2.13.0`)"
     try:
         import torch
     except ImportError as error:
-        stop("there is no torch here" if error.name == "torch" else f"torch does not import ({error})")
+        if error.name != "torch":
+            stop(f"torch does not import ({error})", remedy)
+        isolated = any("build-env" in path for path in sys.path)
+        stop("pip builds in an environment without torch" if isolated else "there is no torch here", remedy)
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
-        stop(f"torch {torch.__version__} is too old")
+        stop(f"torch {torch.__version__} is too old", remedy)
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
     class Build(BuildExtension):
@@ -104,4 +117,5 @@ def extension_build() -> dict:
     }
 
 
+check_setuptools()
 setup(**extension_build())
