@@ -28,14 +28,15 @@ LIBM_1(exp2) LIBM_1(expm1) LIBM_1(log2) LIBM_1(log10) LIBM_1(log1p) LIBM_1(tan)
 LIBM_1(asin) LIBM_1(acos) LIBM_1(atan) LIBM_1(sinh) LIBM_1(cosh) LIBM_1(tanh)
 LIBM_1(asinh) LIBM_1(acosh) LIBM_1(atanh) LIBM_1(erf) LIBM_1(erfc) LIBM_2(atan2) LIBM_2(hypot)
 #endif
-LIBM_1(sqrt) LIBM_1(lgamma) LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
+LIBM_1(sqrt) LIBM_1(cbrt) LIBM_1(lgamma) LIBM_1(tgamma) LIBM_1(j0) LIBM_1(j1) LIBM_1(y0) LIBM_1(y1)
+LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
 LIBM_2(fmod) LIBM_2(copysign) LIBM_2(nextafter)
 // clang-format on
 #undef LIBM_1
 #undef LIBM_2
 
-                        template <class T>
-                        DEVICE T rsqrt(T x) {
+                            template <class T>
+                            DEVICE T rsqrt(T x) {
   return 1 / sqrt(x);
 }
 
