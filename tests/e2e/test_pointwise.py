@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import tsfuser
-from kit.opsweep import plain
 from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 pytestmark = pytest.mark.optimized
@@ -321,14 +320,13 @@ def test_nan_and_inf(device, dtype):
     + ["torch.addcmul(x, y, z)"],
 )
 def test_a_product_may_overflow_where_its_sum_does_not(device, text, size, dtype):
-    """Eager's kernels round sums of products once."""
+    """A sum of products is rounded once, as by eager's kernels for processors with that instruction."""
     source = f"def f(x, y, z):\n    return {text} * 1.0\n"
     most = torch.finfo(dtype).max
     inputs = [torch.full((size,), v, dtype=dtype, device=device) for v in (-most, most / 2, 3.0)]
     scripted = fuse(script(source), *inputs)
     result = scripted(*inputs)
-    assert len(groups(scripted)) == 1 and result.isfinite().all()
-    assert torch.equal(result, plain(source)(*inputs))
+    assert len(groups(scripted)) == 1 and torch.equal(result, inputs[1])
 
 
 def many_outputs(x, y):

@@ -239,7 +239,7 @@ def pow_(grad, self, exponent, result):
     zero = exponent == 0
     by_base = (grad * (exponent * self ** (exponent - 1))).masked_fill(zero, 0)
     if not getattr(self, "is_tensor", False):
-        return _by_exponent(grad, math.log(self), result) if self else grad.zeros_like()
+        return grad * (result * math.log(self)) if self else grad.zeros_like()
     flat = (self == 0) & (exponent >= 0)
     return by_base, (grad * (result * self.log())).masked_fill(flat, 0)
 
@@ -248,10 +248,6 @@ def _power_of(grad, self, exponent):
     if hasattr(exponent, "writer"):
         return grad * (exponent * self ** (exponent - 1))
     return grad.zeros_like() if exponent == 0 else grad * (self ** (exponent - 1) * exponent)
-
-
-def _by_exponent(grad, logarithm, result):
-    return grad * (result * logarithm)
 
 
 @broadcasting("aten::atan2", of="self other")

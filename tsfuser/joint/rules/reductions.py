@@ -153,16 +153,11 @@ def prod(grad, self, result, dim=None, keepdim=False):
     dims = _dims(self, dim)
     zero = self == 0
     zeros = zero.sum(dims, True) if dims else zero
-    others = restored_product(self.masked_fill(zero, 1), dim, keepdim=True)
+    ones = self.masked_fill(zero, 1)
+    others = ones.prod() if dim is None else ones.prod(dim, True)
     by_others = others.expand(self.sizes).masked_fill(~(zero & (zeros == 1)), 0)
     grad, result = restored(grad, self, dim, keepdim), restored(result, self, dim, keepdim)
-    return grad * (zeros == 0).where(result / self.masked_fill(zero, 1), by_others)
-
-
-def restored_product(self, dim, keepdim):
-    if dim is None:
-        return self.prod()
-    return self.prod(dim, keepdim)
+    return grad * (zeros == 0).where(result / ones, by_others)
 
 
 @rule("aten::linalg_vector_norm")

@@ -136,21 +136,18 @@ def stack(grad, tensors, dim):
 
 @rule("aten::chunk", "aten::split", "aten::split_with_sizes", "aten::tensor_split", "aten::unsafe_chunk")
 def split(grads, results, dim):
-    return _joined(grads, results, lambda parts: grads_writer(parts)("aten::cat", parts, dim))
+    return _joined(grads, results, "aten::cat", dim)
 
 
 @rule("aten::unbind")
 def unbind(grads, results, dim):
-    return _joined(grads, results, lambda parts: grads_writer(parts)("aten::stack", parts, dim))
+    return _joined(grads, results, "aten::stack", dim)
 
 
-def grads_writer(parts):
-    return parts[0].writer
-
-
-def _joined(grads, results, join):
+def _joined(grads, results, kind, dim):
     """Parts without a gradient have zeros."""
-    return join([part.zeros_like() if grad is None else grad for grad, part in zip(grads, results)])
+    parts = [part.zeros_like() if grad is None else grad for grad, part in zip(grads, results)]
+    return results[0].writer(kind, parts, dim)
 
 
 @rule("aten::broadcast_tensors", of="tensors")
