@@ -3,6 +3,7 @@
 #include "torchscript/settled_branches.h"
 #include "graph/memory.h"
 #include "group/failures.h"
+#include "torchscript/kept_writes.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
@@ -106,12 +107,8 @@ Registry& registry() {
   return *r;
 }
 
-// What a node has that calls one.
-struct HeldSettled : torch::CustomClassHolder {
-  explicit HeldSettled(const std::shared_ptr<Graph>& graph) : settled(graph) {}
-  SettledBranches settled;
-};
-
+// The attribute of a node that calls one, which owns it: the memory of a tensor without elements. torch can
+// print a graph with such an attribute, but not one with a capsule.
 c10::Symbol held_name() {
   static const auto name = c10::Symbol::attr("settled");
   return name;
@@ -164,19 +161,21 @@ SettledBranches* SettledBranches::of(const Node* node) {
   if (node->kind() != c10::prim::CallFunction || !node->hasAttribute(held_name())) {
     return nullptr;
   }
-  return &static_cast<HeldSettled*>(node->ival(held_name()).toCapsule().get())->settled;
+  return static_cast<SettledBranches*>(node->t(held_name()).storage().mutable_data());
 }
 
 Node* SettledBranches::call_of(const std::shared_ptr<Graph>& settled, Graph& graph) {
-  const auto held = c10::make_intrusive<HeldSettled>(settled);
+  auto* held = new SettledBranches(settled);
+  const auto owner =
+      at::from_blob(held, {0}, [](void* owned) { delete static_cast<SettledBranches*>(owned); }, at::kByte);
   Node* function = graph.create(c10::prim::Constant);
   function->s_(c10::attr::name, kName);
-  function->output()->setType(c10::FunctionType::create(&held->settled));
+  function->output()->setType(c10::FunctionType::create(held));
   Node* call = graph.create(c10::prim::CallFunction, {function->output()}, 1);
   for (torch::jit::Value* input : graph.inputs()) {
     call->addInput(input);
   }
-  call->ival_(held_name(), c10::IValue::make_capsule(held));
+  call->t_(held_name(), owner);
   return call;
 }
 
@@ -357,6 +356,7 @@ SettledBranches::MadeFunction SettledBranches::without_branches(const Branches& 
     if (nodes.empty()) {
       // torch drops what it takes for dead before it profiles the graph
       show_hidden_writes(graph, op_facts().hidden_views);
+      keep_writes(*graph);
       keep_results_apart(*graph);
       return function_of(std::move(graph));
     }
@@ -413,6 +413,7 @@ std::optional<std::vector<SettledFunction>> settled_functions(Graph& graph) {
 
 void register_settled_branches() {
   register_unmerged();
+  register_kept_writes();
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator("tsfuser::taken(bool condition, int number, Capsule? note) -> bool", run_taken,
                             c10::AliasAnalysisKind::FROM_SCHEMA),

@@ -99,11 +99,12 @@ def test_a_step_of_each_optimizer_is_one_graph_of_few_kernels(name, form, more, 
     assert (0 < launches[-1] <= most) if most else launches[-1] == 0, f"{launches} launches, at most {most}"
 
 
-@pytest.mark.parametrize("name", ["Adam", "SGD", "ASGD"])
+@pytest.mark.parametrize("name", ["Adam", "SGD", "ASGD", "RMSprop"])
 def test_ops_between_groups_do_not_part_a_batch(name, place, target):
     """The counts of steps, in a loop over parameters; and one op per parameter is a batch, too."""
     ours = parameters(name, place)
-    all_of, steps = steps_of(name, FORMS["for-loop"], ours)
+    more = MORE[name] if name == "RMSprop" else {}
+    all_of, steps = steps_of(name, {**FORMS["for-loop"], **more}, ours)
     steps[0] = torch.compile(steps[0], backend="tsfuser")
     launches = run(all_of, steps, 3)
     for p, q, r in zip(*all_of):

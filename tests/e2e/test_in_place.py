@@ -429,3 +429,21 @@ def test_an_identity_of_bools_gives_numbers(made, write, device):
         for _ in range(4):
             for ours, eager in zip(scripted(x, w), plain["f"](x, w), strict=True):
                 assert_matches(ours, eager, ops=2)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.int64])
+@pytest.mark.parametrize("write", ["round_()", "neg_()", "mul_(2)"])
+@pytest.mark.parametrize("made", ["x * 1", "x + 0"])
+def test_an_identity_of_bools_in_a_graph_for_other_dtypes(made, write, first, device):
+    """The fallback graph runs: torch drops the identity there, too."""
+    source = (
+        f"def f(x, w):\n    y = {made}\n    y.{write}\n    return torch.tanh(y * 0.5) * 2, torch.exp(w) * 2\n"
+    )
+    x, w = torch.rand(4, 6, device=device) > 0.5, torch.rand(6, device=device)
+    scripted, plain = script(source), {}
+    exec(source, {"torch": torch}, plain)
+    with tsfuser.fuser(), torch.no_grad():
+        for given in (x.to(first), x):
+            for _ in range(4):
+                for ours, eager in zip(scripted(given, w), plain["f"](given, w), strict=True):
+                    assert_matches(ours, eager, ops=4)

@@ -461,6 +461,58 @@ def f(x, mean, var):
             torch.testing.assert_close(ours, theirs)
 
 
+STATISTICS = """
+def f(x, mean, var):
+    n = 1
+    for i in range(x.dim()):
+        n *= x.size(i)
+    y = torch.{norm}(x.reshape(2, -1, 3), None, None, mean, var, True, 0.5, 0.1, False)
+    if y.dim() == x.dim():
+        z = y * 2
+    else:
+        z = x
+    return z * 2, n
+"""
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "instance_norm"])
+def test_statistics_are_updated_where_nobody_reads_the_result(norm, device):
+    """torch drops such a norm when it unrolls the loop, and none in a function whose branch it keeps."""
+    scripted = script(STATISTICS.format(norm=norm))
+    with tsfuser.fuser(), torch.no_grad():
+        for x in (torch.randn(2, 5, 3, device=device), torch.randn(2, 5, 1, 3, device=device)):
+            for _ in range(CALLS):
+                statistics, expected = (
+                    [f(5, device=device) for f in (torch.zeros, torch.ones)] for _ in "ab"
+                )
+                scripted(x, *statistics)
+                getattr(torch, norm)(x.reshape(2, -1, 3), None, None, *expected, True, 0.5, 0.1, False)
+                for ours, eager in zip(statistics, expected):
+                    assert not torch.equal(eager, torch.zeros_like(eager))
+                    torch.testing.assert_close(ours, eager)
+
+
+def test_torch_can_log_a_graph_that_has_them(tmp_path):
+    """Its log prints each attribute of each node."""
+    program = """
+        import torch, tsfuser
+
+        @torch.jit.script
+        def f(x):
+            if x.size(0) > 2:
+                x = x * 2
+            return torch.tanh(x) + 1
+
+        with tsfuser.fuser():
+            for _ in range(4):
+                assert torch.equal(f(torch.zeros(3)), torch.ones(3))
+    """
+    level = ">>profiling_graph_executor_impl"
+    status, _, log = run_python(tmp_path, textwrap.dedent(program), PYTORCH_JIT_LOG_LEVEL=level)
+    assert status == 0, log[-2000:]
+    assert "settled=" in log
+
+
 def test_explain_tells_of_the_function_without_branches(device):
     found = tsfuser.explain(torch.jit.script(Shifting().to(device)).eval(), torch.randn(8, 3, device=device))
     assert "roll" in str(found) and "did not run" not in str(found)

@@ -35,7 +35,8 @@ def forms(info, dtype, device="cpu"):
         leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         others = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor))
-        alike = tuple((i, leaves[i].dim(), leaves[i].dtype, leaves[i].requires_grad) for i in places)
+        about = ((i, leaves[i]) for i in places)
+        alike = tuple((i, t.dim(), t.dtype, t.device, t.requires_grad) for i, t in about)
         wanted = [leaves[i].requires_grad and leaves[i].is_floating_point() for i in places]
         form = found.setdefault(
             (others, alike, str(spec)), Form(_caller(info, sample, leaves, places, spec), wanted)

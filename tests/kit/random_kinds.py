@@ -264,7 +264,8 @@ def seen(rng, operands, tensor):
             "ORDER", str(rng.sample(range(rank), rank))
         )
     op = rng.choice(("strides", "strides", "memory"))
-    return Statement(f"torch.ops.tsfuser_tests.{op}({text})", operands, exact=True, smooth=False)
+    exact = op == "strides" or "softmax" not in text
+    return Statement(f"torch.ops.tsfuser_tests.{op}({text})", operands, exact=exact, smooth=False)
 
 
 # ---- steps of optimizers, op by op

@@ -97,7 +97,8 @@ class Shaken(TorchDispatchMode):
 def _selects(place, args):
     """Whether an op gives some of its elements, which are not rounded: backwards compare them with the
     rest."""
-    return place in _SELECTING or (place == aten.linalg_vector_norm and abs(args[1]) == torch.inf)
+    order = args[1] if len(args) > 1 else 2
+    return place in _SELECTING or (place == aten.linalg_vector_norm and abs(order) == torch.inf)
 
 
 _SELECTING = (aten.amax, aten.amin, aten.max, aten.min, aten.median, aten.sort, aten.aminmax)

@@ -57,6 +57,9 @@ EARLY = (
     *without_row.IN_PLACE_EARLY,
 )
 
+#: Op -> the number with which torch takes its result for its first operand.
+_IDENTITIES = {"aten::mul": 1, "aten::div": 1, "aten::add": 0, "aten::sub": 0}
+
 
 def retyped_kinds() -> list[str]:
     """Ops that the extension makes of those, whose result may have another dtype than their tensor."""
@@ -108,7 +111,7 @@ def functionalize(graph: Graph) -> Graph:
     while changed:  # the types of what was rewritten decide about what follows
         knowledge = Knowledge()
         nodes = [node for block in all_blocks(graph) for node in nodes_of(block, kinds)]
-        nodes = [node for node in nodes if _keeps_dtype(node, knowledge)]
+        nodes = [node for node in nodes if not _is_of_identity(node) and _keeps_dtype(node, knowledge)]
         before = {node.output().unique() for node in _with_one_result(graph)}
         changed = bool(nodes) and _C.remove_tensor_mutation(graph, nodes)
         if changed:
@@ -121,6 +124,17 @@ def functionalize(graph: Graph) -> Graph:
                     _cast_to_target(graph, node)
             infer_missing_types(graph)
     return graph
+
+
+def _is_of_identity(node: Node) -> bool:
+    """Whether the target is `x * 1`, `x / 1`, `x + 0` or `x - 0`. Once nothing writes to it, torch's peephole
+    pass takes it for `x` in a fallback graph, whatever the dtypes: of bools it is a tensor of integers."""
+    maker = node.inputsAt(0).node()
+    number = _IDENTITIES.get(maker.kind())
+    if number is None or not is_constant(maker.inputsAt(1)):
+        return False
+    found = constant_of(maker.inputsAt(1))
+    return type(found) in (int, float) and found == number
 
 
 def _with_one_result(graph: Graph) -> list[Node]:

@@ -303,9 +303,9 @@ class _Block:
         return counts
 
     def _is_worth_sharing(self, value: Value) -> bool:
-        """Whether two nodes that read this value save something when they are in one group: it is a tensor
-        in memory."""
-        return is_tensor(value) and self.knowledge.facts(value)[1:] != ("cpu", 0)
+        """Whether two nodes that read this value save something when they are in one group: it has more than
+        one element. Groups that share only a number, as an optimizer's rate, are better in a batch."""
+        return is_tensor(value) and self.knowledge.facts(value).rank != 0
 
     def _candidates(self) -> dict[int, set[int]]:
         """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim CPU

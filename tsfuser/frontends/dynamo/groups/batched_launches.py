@@ -9,7 +9,7 @@ neighbouring groups may be in another order. Before and after, if there were mor
     %c = prim::CudaFusionGroup_1(%a)        %b = prim::CudaFusionGroup_2[batch=0](%y)
     %b = prim::CudaFusionGroup_2(%y)        %c = prim::CudaFusionGroup_1(%a)
 
-Nothing moves across a node that is neither a group, nor a constant, nor arithmetic of 0-dim CPU tensors. So
+Nothing moves across a node that is neither a group, nor a constant, nor arithmetic of 0-dim tensors. So
 the tensors that are in memory at one time grow by those that neighbouring groups read, at most.
 """
 
@@ -74,11 +74,11 @@ def moves(node: Node) -> bool:
 
 
 def _is_scalar_op(node: Node) -> bool:
-    """Whether the op computes a 0-dim CPU tensor of others, and of numbers: as an optimizer's count of steps.
-    It is no view, which something else may write to."""
+    """Whether the op computes a 0-dim tensor of others, and of numbers: as an optimizer's count of steps. It
+    is no view, which something else may write to."""
     found = schema(node) if node.kind().startswith("aten::") else None
     tensors = [v for v in (*inputs(node), *outputs(node)) if is_tensor(v)]
-    known = all(facts(v.type())[1:] == ("cpu", 0) for v in tensors)
+    known = all(facts(v.type()).rank == 0 for v in tensors)
     return found is not None and not found.aliases and node.outputsSize() == 1 and bool(tensors) and known
 
 

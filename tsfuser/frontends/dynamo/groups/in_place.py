@@ -114,6 +114,8 @@ def _store(
     complete with that."""
     before = group.g("Subgraph").copy()
     count = group.inputsSize()
+    # equal groups share a kernel, in whatever order their updates come
+    wanted = sorted(wanted, key=lambda item: item.new.offset())
     for item in wanted:
         if item.old.unique() not in [v.unique() for v in inputs(group)]:
             before.addInput().setType(item.old.type())
