@@ -9,6 +9,7 @@
 #include "torchscript/prepare.h"
 #include "torchscript/constants.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
