@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from kit.compared import gradients, leaves
 from kit.support import fuse
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
@@ -64,19 +65,6 @@ def of_two(z):
 
 PROGRAMS = (amax, amin, largest, median, norm, equal, at_least)
 PROGRAMS += (distance, above_the_least, below_0, between, of_two)
-
-
-def leaves(device, dtype, *shape):
-    return [torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(2)]
-
-
-def gradients(function, given):
-    """Of a sum of all results, each times other numbers."""
-    results = function(*given)
-    results = results if isinstance(results, tuple) else (results,)
-    torch.manual_seed(3)
-    incoming = [torch.rand_like(r, dtype=torch.float32).to(r.dtype) + 0.5 for r in results]
-    return torch.autograd.grad(results, given, incoming)
 
 
 def saved_by(function, given):

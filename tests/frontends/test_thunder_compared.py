@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kit import thunders
+from kit.compared import gradients, leaves
 from kit.thunders import strict  # noqa: F401  a fixture of all tests here
 
 if importlib.util.find_spec("thunder") is None:
@@ -46,19 +47,6 @@ PROGRAMS = (extremes, equal, distance, above_the_least)
 def of_atan2(program):
     """bfloat16 has it in one op, so that no value is rounded in other places than in eager mode."""
     return lambda x, y: program(torch.atan2(x, y))
-
-
-def leaves(device, dtype, *shape):
-    return [torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(2)]
-
-
-def gradients(function, given):
-    """Of a sum of all results, each times other numbers."""
-    results = function(*given)
-    results = results if isinstance(results, tuple) else (results,)
-    torch.manual_seed(3)
-    incoming = [torch.rand_like(r, dtype=torch.float32).to(r.dtype) + 0.5 for r in results]
-    return torch.autograd.grad(results, given, incoming)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
