@@ -1,4 +1,4 @@
-"""Each op's derivative as `tsfuser.joint` writes it, beside eager's.
+"""Each op's derivative as `tsfuser.joint` writes it, cut into forward and backward, beside eager's.
 
 In: an OpInfo of torch's `op_db`. Out: what holds of the gradients of its samples. Samples of one form, that
 is of equal numbers and lists and equal ranks, are one graph, made of the first of them and run for all: sizes
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tsfuser.errors import Refusal
 from tsfuser.graph.types import infer_missing_types
+from tsfuser.joint.cut import cut
 from tsfuser.joint.reverse import reverse
 
 
@@ -77,9 +78,34 @@ def traced(call, tensors):
 def built(call, tensors, wanted):
     """The joint graph of a call as a function, and what it holds."""
     joint = reverse(traced(call, tensors), wanted)
-    runnable = joint.graph.copy()
-    runnable.makeMultiOutputIntoTuple()
-    return torch._C._create_function_from_graph("joint", runnable), joint
+    return runnable(joint.graph), joint
+
+
+def runnable(graph):
+    """A function that runs a copy of the graph; its results are a tuple."""
+    copy = graph.copy()
+    copy.makeMultiOutputIntoTuple()
+    function = torch._C._create_function_from_graph("joint", copy)
+
+    def run(*given):
+        made = function(*given)
+        return made if isinstance(made, tuple) else (made,)
+
+    return run
+
+
+def cut_in_two(joint, **options):
+    """The joint graph as a function that runs its forward, then its backward, and what the cut is."""
+    parts = cut(joint, **options)
+    forward, backward = runnable(parts.forward), runnable(parts.backward)
+
+    def run(*given):
+        first = len(given) - len(parts.asked)
+        made = forward(*given[:first])
+        saved = [given[i] for i in parts.saved_inputs] + [made[i] for i in parts.saved_outputs]
+        return (*made[: parts.results], *backward(*given[first:], *saved))
+
+    return run, parts
 
 
 def share(result):
@@ -99,8 +125,7 @@ def ours_and_eagers(function, joint, call, tensors, wanted):
     if there and inputs:
         asked, shares = [results[i] for i in there], [given[i] for i in there]
         gradients = torch.autograd.grad(asked, inputs, shares, allow_unused=True)
-    made = function(*[t.detach() for t in own], *given.values())
-    made = list(made) if isinstance(made, tuple) else [made]
+    made = list(function(*[t.detach() for t in own], *given.values()))
     gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, gradients)]
     return made, [r.detach() for r in results] + gradients
 
@@ -110,7 +135,8 @@ def judge(info, dtype=torch.float64, most=None):
     count, known = 0, forms(info, dtype)
     for form in known if most is None else known[:: max(1, len(known) // most)]:
         try:
-            function, joint = built(form.call, form.tensors[0], form.wanted)
+            _, joint = built(form.call, form.tensors[0], form.wanted)
+            function, _ = cut_in_two(joint)
         except Refusal as refusal:
             return f"refused: {refusal}"
         except Untraceable:

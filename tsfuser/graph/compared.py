@@ -17,11 +17,13 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from ..ops.table import Row
+from .rows import row_of
+from .wrapper import Node, Value, inputs, is_tensor
 
 _ELEMENTWISE = ("activations", "arithmetic", "gradients", "joins", "paddings", "pointwise", "selection")
 
@@ -46,6 +48,23 @@ def is_elementwise(row: Row) -> bool:
 def selects(row: Row) -> bool:
     """The fact of a `Step`, of an op with that row."""
     return row.selects or row.is_view or row.joins or row.family == "paddings"
+
+
+def step_of(node: Node, numbers: Mapping[int, int], jumps: bool) -> Step:
+    """A node of a typed graph. `numbers`: those of the steps by the numbers of values; `jumps`: whether the
+    backward needs the node."""
+    found, operands = row_of(node), [v for v in inputs(node) if v.unique() in numbers]
+    given = _steps_of(operands, numbers)
+    if found is None:
+        return Step(given)
+    row, schema = found
+    named = zip(schema.arguments, inputs(node)) if jumps and row.jumps else ()
+    read = [v for name, v in named if is_tensor(v) and not name.startswith("grad")]
+    return Step(given, _steps_of(read, numbers), is_elementwise(row), selects(row))
+
+
+def _steps_of(values: Iterable[Value], numbers: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(numbers[v.unique()] for v in values if v.unique() in numbers))
 
 
 def met_again(steps: Sequence[Step | None]) -> Iterator[tuple[int, int]]:

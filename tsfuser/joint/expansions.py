@@ -11,11 +11,12 @@ Each function gets the op's arguments by name, and returns what stands for the r
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 
 import torch
 
-from ..graph.wrapper import Graph, Node, inputs, nodes_of, schema
+from ..graph.wrapper import Graph, Node, inputs, nodes_of, refine, schema
 from .rules.table import argument, structural
 from .terms import DTYPE_NUMBERS, Term, Writer
 
@@ -48,7 +49,8 @@ def _expand(node: Node, writer: Writer) -> None:
     given = dict(zip(found.arguments, inputs(node)))
     made = write(**{name: argument(writer, given.get(name)) for name in inspect.signature(write).parameters})
     if made is not None:
-        made = writer.known_as(made, node.output())
+        made.value.setType(refine(node.output().type(), made.facts))
+        writer.knowledge.forget(made.value)
         node.output().replaceAllUsesWith(made.value)
         node.destroy()
 
@@ -93,6 +95,14 @@ def dropout(input, p, train):
     if structural(train, "train") is False:
         return input
     return input.native_dropout(p, train)[0]
+
+
+@expansion("aten::special_ndtr")
+def special_ndtr(self):
+    """Eager's formula."""
+    if self.facts.dtype not in DTYPE_NUMBERS:
+        return None
+    return (self * -math.sqrt(0.5)).erfc() * 0.5
 
 
 # ---- poolings

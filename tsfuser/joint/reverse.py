@@ -26,6 +26,7 @@ from ..errors import Refusal
 from ..graph.rows import Knowledge, row_of
 from ..graph.wrapper import (
     LIST,
+    Facts,
     Graph,
     Node,
     Value,
@@ -37,6 +38,7 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
     schema,
+    with_items,
 )
 from ..ops import without_row
 from .expansions import expand
@@ -173,14 +175,32 @@ def _differentiate(node: Node, gradients: _Gradients) -> None:
     writer.lines = node
     arguments = dict(zip(its_schema.arguments, inputs(node)))
     shares = rule.write(**_arguments(rule, writer, arguments, made, given, lists))
+    dtype = _only_dtype(node, given)
     for name, share in zip(rule.of, shares if isinstance(shares, tuple) else (shares,)):
         value = arguments.get(name)
         if share is not None and value is not None and value.unique() in gradients.active:
+            for term in share if isinstance(share, list) else [share]:
+                _note_dtype(term, dtype)
             gradients.add(value, _summed(share, value, writer) if rule.broadcasts else share)
 
 
+def _only_dtype(node: Node, given: list) -> str | None:
+    """The floating dtype that all tensors have which a rule starts from, and so all that it computes of them;
+    None if they have several."""
+    tensors = [v for v in with_items([*inputs(node), *outputs(node)]) if is_tensor(v)]
+    found = {facts(v.type()).dtype for v in tensors} | {g.facts.dtype for g in given if g is not None}
+    floating = [dtype for dtype in found if dtype is None or dtype in DTYPE_NUMBERS]
+    return floating[0] if len(floating) == 1 else None
+
+
+def _note_dtype(term: Term | None, dtype: str | None) -> None:
+    if term is not None and dtype is not None:
+        term.writer.known(term, Facts(dtype, None, None))
+
+
 def _summed(share: Term, value: Value, writer: Writer) -> Term:
-    return writer("aten::_grad_sum_to_size", share, Term(writer, value).sizes)
+    summed = writer("aten::_grad_sum_to_size", share, Term(writer, value).sizes)
+    return writer.known(summed, share.facts._replace(rank=None))
 
 
 def _is_tensors(value: Value) -> bool:

@@ -121,6 +121,7 @@ class Writer:
         self.knowledge = knowledge or Knowledge()
         self.place: Node = graph.return_node()
         self.lines: Node | None = None
+        self._constants: dict[tuple, Value] = {}
 
     def __call__(self, kind: str, *args, **keywords) -> Any:
         """The result of the op: a Term, a tuple of them for several results, None for none.
@@ -142,7 +143,11 @@ class Writer:
 
     def known_as(self, term: Term, like: Value) -> Term:
         """`term`, whose type gets the dtype, the device and the rank of `like` where it lacks them."""
-        term.value.setType(refine(term.value.type(), facts(like.type())))
+        return self.known(term, facts(like.type()))
+
+    def known(self, term: Term, found: Facts) -> Term:
+        """`term`, whose type gets those facts where it lacks them."""
+        term.value.setType(refine(term.value.type(), found))
         self.knowledge.forget(term.value)
         return term
 
@@ -165,7 +170,15 @@ class Writer:
             return given.value
         if isinstance(given, (list, tuple)) and (not given or any(isinstance(i, Term) for i in given)):
             return self.items(given).value
-        return constant_before(self.graph, self.place, list(given) if isinstance(given, tuple) else given)
+        return self._constant(list(given) if isinstance(given, tuple) else given)
+
+    def _constant(self, given: Any) -> Value:
+        """At the front of the graph, each once."""
+        key = type(given), repr(given)
+        if key not in self._constants:
+            front = next(iter(self.graph.nodes()), self.graph.return_node())
+            self._constants[key] = constant_before(self.graph, front, given)
+        return self._constants[key]
 
 
 def _sample(given: Any) -> Any:

@@ -35,7 +35,6 @@ _FACTORS = {
     "deg2rad": lambda x, y: math.pi / 180,
     "rad2deg": lambda x, y: 180 / math.pi,
     "special_entr": lambda x, y: -(x.log() + 1),
-    "special_ndtr": lambda x, y: (x**2 * -0.5).exp() / math.sqrt(2 * math.pi),
     "square": lambda x, y: x * 2,
 }
 #: The same, as a divisor.

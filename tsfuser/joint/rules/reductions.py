@@ -106,7 +106,7 @@ def _at(grad, self, dim, indices, keepdim):
     """Zeros, but for the gradient where `indices` say along `dim`. Elements chosen twice add up."""
     dims = [dim]
     grad, indices = restored(grad, self, dims, keepdim), restored(indices, self, dims, keepdim)
-    return self.zeros_like().scatter_add(dim, indices, grad)
+    return grad.new_zeros(self.sizes).scatter_add(dim, indices, grad)
 
 
 @rule("aten::var")
@@ -174,7 +174,7 @@ def _norm(grad, self, result, p, dim, keepdim):
     """derivatives.yaml's norm_backward for real numbers."""
     grad, result = restored(grad, self, dim, keepdim), restored(result, self, dim, keepdim)
     if p == 0:
-        return self.zeros_like()
+        return grad.new_zeros(self.sizes)
     if p == 1:
         return self.sgn() * grad
     if p == 2:

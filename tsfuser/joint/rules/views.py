@@ -121,7 +121,7 @@ def cat(grad, tensors, dim):
     start, shares = 0, []
     for tensor in tensors:
         if tensor.facts.rank == 1 and grad.facts.rank != 1:
-            shares.append(tensor.zeros_like())
+            shares.append(grad.new_zeros(tensor.sizes))
             continue
         length = tensor.size(dim)
         shares.append(grad.narrow(dim, start, length))
@@ -146,7 +146,8 @@ def unbind(grads, results, dim):
 
 def _joined(grads, results, kind, dim):
     """Parts without a gradient have zeros."""
-    parts = [part.zeros_like() if grad is None else grad for grad, part in zip(grads, results)]
+    given = next(grad for grad in grads if grad is not None)
+    parts = [given.new_zeros(part.sizes) if grad is None else grad for grad, part in zip(grads, results)]
     return results[0].writer(kind, parts, dim)
 
 
@@ -160,17 +161,17 @@ def broadcast_tensors(grads, tensors):
 
 @rule("aten::index_select")
 def index_select(grad, self, dim, index):
-    return self.zeros_like().index_add(dim, index, grad)
+    return grad.new_zeros(self.sizes).index_add(dim, index, grad)
 
 
 @rule("aten::gather")
 def gather(grad, self, dim, index):
-    return self.zeros_like().scatter_add(dim, index, grad)
+    return grad.new_zeros(self.sizes).scatter_add(dim, index, grad)
 
 
 @rule("aten::index")
 def index(grad, self, indices):
-    return self.zeros_like().index_put(indices, grad, True)
+    return grad.new_zeros(self.sizes).index_put(indices, grad, True)
 
 
 @rule("aten::index_put", of="self values")
@@ -179,13 +180,13 @@ def index_put(grad, indices, values, accumulate):
     by_values = grad.writer("aten::_grad_sum_to_size", grad.index(indices), values.sizes)
     if structural(accumulate, "accumulate"):
         return grad, by_values
-    return grad.index_put(indices, values.zeros_like(), False), by_values
+    return grad.index_put(indices, grad.new_zeros(values.sizes), False), by_values
 
 
 @rule("aten::masked_select")
 def masked_select(grad, self, mask):
     """Operand and mask are broadcast."""
-    read = mask.where(self.zeros_like(), 0).masked_scatter(mask, grad)
+    read = mask.where(grad.new_zeros(self.sizes), 0).masked_scatter(mask, grad)
     return grad.writer("aten::_grad_sum_to_size", read, self.sizes)
 
 

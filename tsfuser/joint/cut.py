@@ -1,0 +1,183 @@
+"""What the forward saves for the backward.
+
+In: a `Joint`, one graph with forward and backward, without in-place ops. Out: a `Cut`: two graphs, of which
+the forward returns what the backward gets. Example, for `y = sin(x * w)`:
+
+    graph(%x, %w, %grad_y):                  forward(%x, %w):
+      %h = aten::mul(%x, %w)                   %h = aten::mul(%x, %w);  %y = aten::sin(%h)
+      %y = aten::sin(%h)                       return (%y)
+      %c = aten::cos(%h)           ->        backward(%grad_y, %x, %w):
+      %g = aten::mul(%grad_y, %c)              %h = aten::mul(%x, %w);  %c = aten::cos(%h)
+      return (%y, mul(%g, %w), ...)            %g = aten::mul(%grad_y, %c);  ...
+
+The backward reads x and w anyway, so it computes h again. In general it is the cut of the fewest bytes
+(`min_cut.py`) through a network in which each value that does not depend on a gradient is saved, or computed
+again:
+
+- A view is computed again, as that costs nothing. So is a number of what is saved; others are saved.
+- Elementwise ops, casts and joins may be computed again. Reductions, products and random numbers may not, nor
+  what the backward's products read, nor what is compared with a saved value (graph/compared.py).
+- Inputs and results, and what shares memory with them, are saved only where a derivative reads them, as eager
+  does: the program may write to them otherwise. `keep_inputs` says that it does not write to inputs.
+- What eager saves of inputs and results counts for nothing: it is in memory anyway.
+- Of equal cuts, that is taken which saves what the forward stores anyway, then that which saves later values,
+  so that less is computed again.
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..graph.compared import is_elementwise
+from ..graph.effects import PURE, effect
+from ..graph.rows import row_of
+from ..graph.wrapper import (
+    CONSTANT,
+    Node,
+    Value,
+    blocks,
+    facts,
+    inputs,
+    is_plain_list,
+    is_tensor,
+    nodes_in,
+    outputs,
+)
+from ..ops.table import BOOLEAN, INTEGRAL
+from .divide import Cut, divided
+from .example_sizes import ExampleSizes
+from .min_cut import UNBOUNDED, Network
+from .reverse import Joint
+from .roles import Roles, viewed
+
+LONGEST = 64  # ops in a row that the backward computes again, at most
+_ALSO = ("casts", "fills")  # families of rows that may be computed again, besides elementwise ones
+#: What one byte costs; a value that the forward stores for its backward alone costs 1 more.
+_BYTE = 1 << 12
+_SOURCE, _SINK = 0, 1
+
+
+def cut(joint: Joint, keep_inputs: bool = False) -> Cut:
+    """The cut of the fewest bytes. Raises Refusal where the graph has blocks."""
+    if any(blocks(node) for node in nodes_in(joint.graph)):
+        raise Refusal("a graph with branches or loops is not cut into forward and backward")
+    roles = Roles(joint)
+    sizes = ExampleSizes(joint.graph)
+    return divided(joint, roles, _Values(roles, sizes, keep_inputs).saved())
+
+
+class _Values:
+    """The network. A node is a vertex; a value is two, and the edge between them is what it costs to save it.
+    What the backward computes is on the sink's side."""
+
+    def __init__(self, roles: Roles, sizes: ExampleSizes, keep_inputs: bool):
+        self.roles, self.sizes = roles, sizes
+        seen = roles.results if keep_inputs else [*roles.given, *roles.results]
+        #: Roots of values that the program may write to, and that eager does not save.
+        self.exposed = {root for v in seen for root in roles.roots(v)} - roles.read_directly()
+        self.compared = roles.compared()
+        self.returned = {v.unique() for v in roles.results}
+        self.stored, self.stored_again = self._stored()
+        self.network = Network(2)
+        self.ends: dict[int, tuple[int, int]] = {}  # by the numbers of values
+        self._depths: dict[int, int] = {}
+        self._build()
+
+    def saved(self) -> set[int]:
+        """The numbers of the values that are saved."""
+        side = self.network.sink_side(_SOURCE, _SINK)
+        if side is None:
+            raise Refusal("the backward reads what can neither be saved nor computed again")
+        saved = {v for v, (start, end) in self.ends.items() if end in side and start not in side}
+        return saved - self._follow(saved, side)
+
+    def _follow(self, saved: set[int], side: set[int]) -> set[int]:
+        """The saved numbers that the backward can ask of what it has, such as the sizes of a saved tensor."""
+        known = saved.union(v for v, (start, _) in self.ends.items() if start in side)
+        following = set[int]()
+        for node in self.roles.nodes:
+            made = {v.unique() for v in outputs(node)} & saved
+            if made and self.roles.is_free(node) and not any(map(is_tensor, outputs(node))):
+                read = (v.unique() for v in inputs(node))
+                if all(v in known for v in read if v in self.ends):
+                    following |= made
+        return following
+
+    def _stored(self) -> tuple[set[int], set[int]]:
+        """The values that an op which is not fused makes or reads in the forward, itself or a view of it; and
+        those that one reads in the backward."""
+        forward, backward = set[int](), set[int]()
+        for node in reversed(self.roles.nodes):
+            made, read = {v.unique() for v in outputs(node)}, {v.unique() for v in inputs(node)}
+            is_early = self.roles.is_early(node)
+            stored = forward if is_early else backward
+            if self.roles.is_free(node):
+                for found in (forward, backward):
+                    found |= read if made & found and not self.roles.is_late(node) else set()
+            elif row_of(node) is None:
+                stored |= read
+                forward |= made if is_early else set()
+        return forward, backward
+
+    def _build(self) -> None:
+        roles = self.roles
+        read = [v for node in roles.nodes if roles.is_late(node) for v in inputs(node)] + roles.gradients
+        read = [v for v in read if not roles.has_gradient(v) and v.node().kind() != CONSTANT]
+        used = roles.leading_to(read)
+        for value in roles.given:
+            if value.unique() in used:
+                self.network.edge(_SOURCE, self._add(value, is_early=True), UNBOUNDED)
+        for node in roles.nodes:
+            if not roles.is_late(node) and any(v.unique() in used for v in outputs(node)):
+                self._add_node(node)
+        for number in {v.unique() for v in read}:
+            self.network.edge(self.ends[number][1], _SINK, UNBOUNDED)
+
+    def _add_node(self, node: Node) -> None:
+        vertex, is_early = self.network.vertex(), self.roles.is_early(node)
+        operands = [v.unique() for v in inputs(node) if v.unique() in self.ends]
+        for number in operands:
+            self.network.edge(self.ends[number][1], vertex, UNBOUNDED)
+        depth = max((self._depths.get(v, 0) for v in operands), default=0) + (not self.roles.is_free(node))
+        if is_early and (depth > LONGEST or not self._may_be_computed_again(node)):
+            self.network.edge(_SOURCE, vertex, UNBOUNDED)
+            depth = 0
+        for value in outputs(node):
+            self._depths[value.unique()] = depth
+            self.network.edge(vertex, self._add(value, is_early), UNBOUNDED)
+
+    def _add(self, value: Value, is_early: bool) -> int:
+        start, end = self.network.vertex(), self.network.vertex()
+        self.ends[value.unique()] = start, end
+        self.network.edge(start, end, self._price(value, is_early))
+        return start
+
+    # ---- what may be computed again, and what it costs to save
+
+    def _may_be_computed_again(self, node: Node) -> bool:
+        if self.roles.is_free(node):
+            return True
+        if effect(node) != PURE or any(v.unique() in self.compared for v in outputs(node)):
+            return False
+        found = row_of(node)
+        if found is None or not (is_elementwise(found[0]) or found[0].family in _ALSO):
+            return False
+        return all(v.unique() not in self.stored_again for v in outputs(node))
+
+    def _price(self, value: Value, is_early: bool) -> int:
+        if not is_tensor(value):
+            is_number = is_plain_list(value) or value.type().kind() in _NUMBERS
+            return 0 if is_number else UNBOUNDED
+        if viewed(value.node()) is not None and self.roles.is_free(value.node()):
+            return UNBOUNDED
+        if not self.exposed.isdisjoint(self.roles.roots(value)):
+            return UNBOUNDED
+        if not is_early and facts(value.type()).dtype not in _WHOLE:
+            return UNBOUNDED  # second derivatives need the ops that it is computed by
+        if value.node().kind() == _PARAM or value.unique() in self.returned:
+            return 1
+        return 1 + self.sizes.bytes_of(value) * _BYTE + (value.unique() not in self.stored)
+
+
+_PARAM = "prim::Param"
+_NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType"))
+_WHOLE = frozenset((*BOOLEAN, *INTEGRAL))

@@ -1,0 +1,183 @@
+"""What each node and value of a joint graph is: part of the forward or of the backward, a view, compared.
+
+In: a `Joint`. Out: `Roles`, which the cut asks. Example, for the joint graph of `y = sin(x)`,
+
+    %y = aten::sin(%x);  %c = aten::cos(%x);  %g = aten::mul(%grad_y, %c)
+
+sin is early, as the forward computes it in any case; mul is late, as it depends on a gradient; cos is
+neither: it may be computed on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..graph.compared import Step, met_again, step_of
+from ..graph.effects import PURE, effect, may_return_operand
+from ..graph.rows import row_of
+from ..graph.worth import shape
+from ..graph.wrapper import (
+    CONSTANT,
+    LIST,
+    Node,
+    Value,
+    facts,
+    graph_inputs,
+    graph_outputs,
+    inputs,
+    is_tensor,
+    nodes_in,
+    outputs,
+    schema,
+)
+from ..ops import without_row
+from .reverse import Joint
+
+_UNPACK = "prim::ListUnpack"
+
+
+class Roles:
+    """`nodes`: all but constants. `given`: the inputs of the forward; `grads`: the gradients that the
+    backward gets, of the `results` asked; `gradients`: those that it gives."""
+
+    def __init__(self, joint: Joint):
+        self.nodes = [node for node in nodes_in(joint.graph) if node.kind() != CONSTANT]
+        values, made = graph_inputs(joint.graph), graph_outputs(joint.graph)
+        first = len(values) - len(joint.asked)
+        self.given, self.grads = values[:first], values[first:]
+        self.results, self.gradients = made[: joint.results], made[joint.results :]
+        self._late = {v.unique() for v in self.grads}
+        for node in self.nodes:
+            if any(v.unique() in self._late for v in inputs(node)):
+                self._late.update(v.unique() for v in outputs(node))
+        self._free = {v.unique() for node in self.nodes if _is_free(node) for v in outputs(node)}
+        #: Nodes that do something besides what they return.
+        self.acting = [node for node in self.nodes if effect(node) != PURE]
+        doing = [v for node in self.acting if not self.is_late(node) for v in outputs(node)]
+        self._early = self.leading_to([*self.results, *doing])
+        self._roots: dict[int, frozenset[int]] = {}
+        for node in self.nodes:
+            self._note_roots(node)
+
+    def is_late(self, node: Node) -> bool:
+        """Whether the node depends on a gradient."""
+        return any(map(self.has_gradient, outputs(node)))
+
+    def has_gradient(self, value: Value) -> bool:
+        """Whether the value depends on a gradient."""
+        return value.unique() in self._late
+
+    def is_early(self, node: Node) -> bool:
+        """Whether the forward computes the node in any case."""
+        if any(v.unique() in self._early for v in outputs(node)):
+            return True
+        return effect(node) != PURE and not self.is_late(node)
+
+    def is_free(self, node: Node) -> bool:
+        """Whether it costs nothing to compute the node twice: it gives a view, or a number or list, and reads
+        no elements of tensors for that."""
+        return any(v.unique() in self._free for v in outputs(node))
+
+    def roots(self, value: Value) -> frozenset[int]:
+        """The numbers of the values that it may be a view of, or hold; else its own."""
+        return self._roots.get(value.unique()) or frozenset((value.unique(),))
+
+    def leading_to(self, values: Sequence[Value]) -> set[int]:
+        """The numbers of values, and of all that they are computed of."""
+        found = {v.unique() for v in values}
+        for node in reversed(self.nodes):
+            if any(v.unique() in found for v in outputs(node)):
+                found.update(v.unique() for v in inputs(node))
+        return found
+
+    def read_directly(self) -> set[int]:
+        """Roots of the values of which a derivative reads elements: eager saves those, or views of them."""
+        derivatives = [node for node in self.nodes if not self.is_early(node)]
+        return {root for node in derivatives for v in elements_read(node) for root in self.roots(v)}
+
+    def compared(self) -> set[int]:
+        """The numbers of values that must not be computed twice, as they are compared with others."""
+        values = [*self.given, *self.grads]
+        numbers = {v.unique(): k for k, v in enumerate(values)}
+        steps: list[Step | None] = [None] * len(values)
+        needed = self.leading_to(self.gradients)
+        for node in self.nodes:
+            jumps = any(v.unique() in needed for v in outputs(node))
+            steps.append(step_of(node, numbers, jumps))
+            numbers.update((v.unique(), len(steps) - 1) for v in outputs(node))
+        made = dict(enumerate(self.nodes, len(values)))
+        return {v.unique() for k, _ in met_again(steps) if k in made for v in outputs(made[k])}
+
+    def _note_roots(self, node: Node) -> None:
+        source = viewed(node)
+        held = inputs(node) if node.kind() == LIST else [source] if source is not None else []
+        if held:
+            roots = frozenset().union(*map(self.roots, held))
+            self._roots.update((v.unique(), roots) for v in outputs(node))
+
+
+# ---- facts of one node
+
+
+def viewed(node: Node) -> Value | None:
+    """The value of which the node may give a view, or which it may hand on; None if it makes something new.
+    For an item of a list, that is the list."""
+    if node.kind() == _UNPACK or (node.inputsSize() and node.kind() != LIST and may_return_operand(node)):
+        return node.inputsAt(0)
+    return None
+
+
+def _copies(node: Node) -> bool:
+    """Whether a node that may give a view gave something new in the call that was seen."""
+    found, operand, result = row_of(node), node.inputsAt(0), node.outputsAt(0)
+    if found is None or not is_tensor(operand) or not is_tensor(result):
+        return False
+    before, after = facts(operand.type()), facts(result.type())
+    if (before.dtype, before.device) != (after.dtype, after.device):
+        return not found[0].is_view
+    (sizes, strides), (wanted, steps) = shape(operand), shape(result)
+    if sizes is None or wanted is None:
+        return False
+    if found[0].reshapes:
+        return not _can_be_viewed(sizes, strides, wanted)
+    if found[0].sizes == "first":
+        return any(size != 1 and a != b for size, a, b in zip(sizes, strides, steps))
+    return not found[0].is_view and sizes != wanted
+
+
+def _can_be_viewed(sizes: list[int], strides: list[int], wanted: list[int]) -> bool:
+    try:
+        torch.empty_strided(sizes, strides, device="meta").view(wanted)
+        return True
+    except RuntimeError:
+        return False
+
+
+def _is_free(node: Node) -> bool:
+    if viewed(node) is not None:
+        return not _copies(node)
+    if any(map(is_tensor, outputs(node))):
+        return False
+    return node.kind().startswith("prim::") or not any(map(is_tensor, elements_read(node)))
+
+
+def elements_read(node: Node) -> list[Value]:
+    """The tensors of which the node reads more than sizes, dtype, device and layout; of lists that are made
+    for it, the items."""
+    if node.kind().startswith("prim::") or node.kind() in without_row.ASKS:
+        return []
+    its_schema = schema(node)
+    names = its_schema.arguments if its_schema else ()
+    unread = _unread(node, names)
+    read = [v for i, v in enumerate(inputs(node)) if i >= len(names) or names[i] not in unread]
+    items = [item for v in read for item in (inputs(v.node()) if v.node().kind() == LIST else [v])]
+    return [v for v in items if v.type().kind() != "NoneType"]
+
+
+def _unread(node: Node, names: Sequence[str]) -> set[str]:
+    if node.kind() in without_row.LIKE_SELF:
+        return {names[0]}
+    found = row_of(node)
+    return {found[0].asked, found[0].dtype_from} if found is not None else set()
