@@ -32,6 +32,7 @@ from .frontends.torchscript import caller, passes, shown_graphs
 from .frontends.torchscript.training import differentiable
 from .graph import effects, functionalize, matmul_operands
 from .grouping import size_rules
+from .ir.dtypes import DTYPES
 from .knobs import disable, enable, enabled, fuser
 from .ops import joins, table, unsupported
 from .planning import failures, planner
@@ -67,6 +68,7 @@ _C.set_op_facts(
     most_joined=joins.MAX_PIECES,
     most_joined_in_memory=joins.MAX_IN_MEMORY,
 )
+_C.set_dtypes({dtype.name: dtype.code for dtype in DTYPES.values()})
 _C.set_pass(passes.fuse)
 _C.set_caller(caller.called_modules)
 _C.set_planner(planner.plan)

@@ -13,6 +13,7 @@
 #include "torchscript/settled_branches.h"
 
 #include <pybind11/stl.h>
+#include <c10/util/Float8_e4m3fn.h>
 #include <torch/csrc/utils/pybind.h>  // tensors as arguments
 
 #include <pthread.h>
@@ -284,6 +285,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("guard_mode", [] { return guard_mode.load(); });
   m.def("group_text", [](int64_t id) { return known_group(id).text; });
   m.def("group_plans", &plans_of, "(why not fused or '', keepalive) of each plan of a group.");
+  m.attr("e4m3fn_of_1000") = static_cast<int>(c10::Float8_e4m3fn(1000.0f).x);  // as bits
+  m.def("set_dtypes", &set_dtypes, "The dtypes that kernels know: name -> number of its c10::ScalarType.");
   m.def("set_planner", [](py::object fn) { return planner_callback().set(std::move(fn)); });
   m.def("set_differentiable", [](py::object fn) { return differentiable_callback().set(std::move(fn)); });
   m.def("set_caller", [](py::object fn) { return caller_callback().set(std::move(fn)); });

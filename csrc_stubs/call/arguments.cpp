@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace tsfuser {
@@ -52,6 +53,12 @@ uint64_t hash_words(const std::vector<T>& words, uint64_t seed) {
     seed = mix(seed ^ static_cast<uint64_t>(words[i]), static_cast<uint64_t>(words[i + 1]));
   }
   return i < words.size() ? mix(seed ^ static_cast<uint64_t>(words[i]), words.size()) : seed;
+}
+
+// By the number of a c10::ScalarType; empty for those that kernels do not know. Written at import alone.
+auto& dtype_names() {
+  static std::array<std::string, static_cast<size_t>(ScalarType::NumOptions)> names;
+  return names;
 }
 
 const char* gather_tensor(const at::Tensor& tensor, bool grad_mode, Arguments& out) {
@@ -137,32 +144,25 @@ const char* gather_one(const c10::IValue& value, bool grad_mode, Arguments& out)
 
 }  // namespace
 
-const char* dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Bool: return "bool";
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Short: return "int16";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::ComplexFloat: return "complex64";
-    case ScalarType::ComplexDouble: return "complex128";
-    default: return nullptr;
+void set_dtypes(const std::unordered_map<std::string, int64_t>& codes) {
+  for (const auto& [name, code] : codes) {
+    if (code >= 0 && code < static_cast<int64_t>(dtype_names().size())) {
+      dtype_names()[code] = name;
+    }
   }
 }
 
+const char* dtype_name(ScalarType dtype) {
+  const auto code = static_cast<size_t>(dtype);
+  return code < dtype_names().size() && !dtype_names()[code].empty() ? dtype_names()[code].c_str() : nullptr;
+}
+
 std::optional<ScalarType> dtype_from_name(const std::string& name) {
-  for (int8_t i = 0; i < static_cast<int8_t>(ScalarType::NumOptions); ++i) {
-    const char* known = dtype_name(static_cast<ScalarType>(i));
-    if (known && name == known) {
-      return static_cast<ScalarType>(i);
-    }
+  const auto found = std::find(dtype_names().begin(), dtype_names().end(), name);
+  if (name.empty() || found == dtype_names().end()) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  return static_cast<ScalarType>(found - dtype_names().begin());
 }
 
 int64_t alignment_of(const void* address) {

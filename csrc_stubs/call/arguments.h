@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace tsfuser {
@@ -44,6 +45,9 @@ bool has_tangent(const at::Tensor& tensor);
 
 // Null, or why each op of this thread has to go through torch's dispatcher.
 const char* refuse_mode();
+
+// Says which dtypes kernels know: their names with their numbers in c10::ScalarType (tsfuser/ir/dtypes.py).
+void set_dtypes(const std::unordered_map<std::string, int64_t>& codes);
 
 // `float32` for torch.float32; null for dtypes that kernels do not know.
 const char* dtype_name(c10::ScalarType dtype);

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from kit import harness
-from tsfuser.ir.dtypes import DTYPES
+from tsfuser.ir import dtypes
+
+#: Without the floats of 8 bits: test_float8 has these.
+DTYPES = {d.name: d for d in dtypes.DTYPES.values() if d.computes or d.is_unsigned}
 
 
 def source(pairs):
@@ -57,8 +60,8 @@ def samples(name, device):
         info = torch.iinfo(dtype)
         wide = torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), (3000,), generator=generator)
         shift = torch.randint(0, 63, (3000,), generator=generator)
-        limits = torch.tensor([info.min, info.max, 0, 1, 2, info.max - 1], dtype=torch.int64)
-        return torch.cat([limits, wide >> shift]).to(dtype).to(device)
+        limits = torch.tensor([info.min, info.max, 0, 1, 2, info.max - 1], dtype=dtype)
+        return torch.cat([limits, (wide >> shift).to(dtype)]).to(device)
     special = [0.0, -0.0, 0.5, -0.5, 1.5, -1.5, 2.5, 127.5, 255.9, 65504.0, 65519.9, 65520.0]
     special += [5e-8, 2.98e-8, 6e-5, 1e-40, 1e-45, 3e38, 3.4e38, float("inf"), float("-inf"), float("nan")]
     random = torch.randn(3000, generator=generator, dtype=torch.float64)
@@ -77,6 +80,11 @@ def test_equals_torch(name, to, mode):
     """Also where C leaves the result open (NaN, infinities and large floats to integers): torch has the
     processor's answer, and so have we."""
     x = samples(name, harness.device(mode))
+    if (
+        to == "uint32" and mode != "cuda"
+    ):  # the others torch itself converts in two ways, as vectors and alone
+        real = (x.real if x.is_complex() else x).double()
+        x = x[(real >= -(2.0**31)) & (real < 2.0**32)]
     to = getattr(torch, to)
     assert same(converted(x, to, mode), x.to(to))
 

@@ -10,22 +10,13 @@ from dataclasses import replace
 
 from kit.programs import build, check_kernel, stages
 from tsfuser.ir import size as sz
+from tsfuser.ir.dtypes import DTYPES
 from tsfuser.lower import index as ix
 from tsfuser.lower.loop_ir import Fetch, For, If, Let, Load, Place, Store
 from tsfuser.lower.pipeline import lower
 from tsfuser.schedule.machine import GPU
 
-_ITEM = {
-    "bool": 1,
-    "uint8_t": 1,
-    "int8_t": 1,
-    "half_t": 2,
-    "bfloat16_t": 2,
-    "int32_t": 4,
-    "float": 4,
-    "int64_t": 8,
-    "double": 8,
-}
+_ITEM = {d.ctype: d.itemsize for d in DTYPES.values()}
 
 
 def _quotient(a, b):

@@ -8,7 +8,7 @@ from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, TensorArg
 from tsfuser.ir.dtypes import DTYPES
 from tsfuser.ir.fusion import Pointwise
-from tsfuser.ops.table import find, scalar_type_code
+from tsfuser.ops.table import find
 
 
 class Program:
@@ -38,13 +38,13 @@ class Program:
         return self.__getattr__("mul")(a, b, overload="Tensor")
 
     def to(self, a, dtype):
-        return self.__getattr__("to")(a, overload="dtype", dtype=scalar_type_code(DTYPES[dtype]))
+        return self.__getattr__("to")(a, overload="dtype", dtype=DTYPES[dtype].code)
 
     def gelu(self, a):
         return self.__getattr__("gelu")(a, approximate="none")
 
     def sum(self, a, dtype=None):
-        code = None if dtype is None else scalar_type_code(DTYPES[dtype])
+        code = None if dtype is None else DTYPES[dtype].code
         return self.__getattr__("sum")(a, overload="dim_IntList", dim=[0], keepdim=False, dtype=code)
 
     def symbols(self, *results, everywhere=False):
@@ -145,7 +145,7 @@ def test_a_sum_of_what_is_positive_keeps_the_relative_error(name):
         ("bfloat16", "float32", "exp"),
     ):
         p = Program(dtype)
-        code = None if result is None else scalar_type_code(DTYPES[result])
+        code = None if result is None else DTYPES[result].code
         softmax = p.__getattr__(name)(p.x, overload="int", dim=1, dtype=code)
         assert form in p.symbols(softmax), (dtype, result)
 

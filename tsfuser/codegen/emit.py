@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .. import ops  # noqa: F401  it defines the symbols
+from ..ir.dtypes import DTYPES
 from ..ir.symbols import filled, find
 from ..lower.index import Const, Var, mul
 from ..lower.kernel import Kernel, Param
@@ -435,12 +436,7 @@ def struct_layout(params: tuple[Param, ...]) -> tuple[list[int], int]:
     return offsets, max(-(-at // widest) * widest, 1)
 
 
-_FIELD = {
-    "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2),
-    "bfloat16_t": (2, 2), "int32_t": (4, 4),
-    "float": (4, 4), "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8),
-    "complex_t<double>": (16, 16), "random_state": (32, 8),
-}  # fmt: skip
+_FIELD = {d.ctype: (d.itemsize, d.itemsize) for d in DTYPES.values()} | {"random_state": (32, 8)}
 
 
 def field_size(p: Param) -> tuple[int, int]:

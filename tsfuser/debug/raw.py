@@ -21,6 +21,7 @@ from ..codegen.emit import WITHOUT_CONTRACTION, struct_layout
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.call import Call, TensorArg
+from ..ir.dtypes import BFLOAT16, DTYPES, DType
 from ..ir.size import Size
 from ..lower.kernel import Kernel, Param
 from ..planning import dumps
@@ -28,11 +29,15 @@ from ..target import cuda
 from ..target.function import Function
 from .arguments import described
 
-_FORMATS = {
-    "bool": "?", "uint8_t": "u1", "int8_t": "i1", "int16_t": "i2", "int32_t": "i4", "int64_t": "i8",
-    "half_t": "f2", "bfloat16_t": "V2", "float": "f4", "double": "f8", "complex_t<float>": "c8",
-    "complex_t<double>": "c16", "random_state": ("u8", (4,)),
-}  # fmt: skip
+
+def _format(dtype: DType) -> str:
+    """The same in NumPy, where it has that dtype; else bytes."""
+    known = dtype.kind != "f" or (dtype.computes and dtype is not BFLOAT16)
+    letter = "?" if dtype.kind == "b" else "u" if dtype.is_unsigned else dtype.kind if known else "V"
+    return letter if letter == "?" else f"{letter}{dtype.itemsize}"
+
+
+_FORMATS = {d.ctype: _format(d) for d in DTYPES.values()} | {"random_state": ("u8", (4,))}
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,8 @@ class Builder(ResultLayouts):
         """`value` as `dtype`, rounded to it; `value` itself if it has that dtype."""
         if value.dtype is dtype:
             return value
+        if not (value.dtype.converts and dtype.converts):
+            raise Refusal(f"a cast from {value.dtype} to {dtype} is an error in eager")
         symbol = "convert" if dtype.register is dtype else f"round_to_{dtype}"
         return self.copied(self.pointwise(symbol, (value,), dtype, value.dtype, layouts=(), name="to"), value)
 

@@ -11,15 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from .dtypes import DType
 
-_LARGEST: dict[int, Any] = {
-    2: {"float16": 65504.0, "bfloat16": 3.3895313892515355e38},
-    4: 3.4028234663852886e38,
-    8: math.nextafter(math.inf, 0),
-}
 _LOWEST_INT, _HIGHEST_INT = -(1 << 63), (1 << 63) - 1
 
 
@@ -40,9 +34,9 @@ class Limit:
         if dtype.kind == "b":
             return self.admits(0) and self.admits(1)
         if dtype.kind == "i":
-            bits = 8 * dtype.itemsize - (dtype.name != "uint8")
-            return self.admits(0 if dtype.name == "uint8" else -(1 << bits)) and self.admits((1 << bits) - 1)
-        return self.nan and self.infinite and self.admits(-largest(dtype)) and self.admits(largest(dtype))
+            low, high = bounds(dtype)
+            return self.admits(low) and self.admits(high)
+        return self.nan and self.infinite and self.admits(-dtype.largest) and self.admits(dtype.largest)
 
     def admits(self, number: bool | int | float | complex) -> bool:
         """Whether the number is within the limit."""
@@ -55,10 +49,10 @@ class Limit:
         return self.infinite if math.isinf(number) else self.least <= number <= self.most
 
 
-def largest(dtype: DType) -> float:
-    """The largest finite number of a floating dtype, or of the parts of a complex one."""
-    size = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
-    return _LARGEST[size][dtype.name] if size == 2 else _LARGEST[size]
+def bounds(dtype: DType) -> tuple[int, int]:
+    """The lowest and the highest number of an integer dtype."""
+    bits = 8 * dtype.itemsize
+    return (0, (1 << bits) - 1) if dtype.is_unsigned else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
 def convertible(dtype: DType) -> Limit | None:
@@ -68,13 +62,14 @@ def convertible(dtype: DType) -> Limit | None:
     if dtype.kind == "b":
         return None
     if dtype.kind != "i":
-        most = largest(dtype)
-        whole = int(min(most, 2.0**64))
-        return Limit(max(-whole, _LOWEST_INT), min(whole, _HIGHEST_INT), -most, most)
-    bits = 8 * dtype.itemsize - (dtype.name != "uint8")
-    low, high = (0 if dtype.name == "uint8" else -(1 << bits)), (1 << bits) - 1
-    most = float(high) if bits < 53 else math.nextafter(2.0**bits, 0)
-    return Limit(-high if low == 0 else low, high, float(low), most, nan=False, infinite=False)
+        least, most = dtype.lowest, dtype.largest
+        low, high = math.ceil(max(least, -(2.0**64))), math.floor(min(most, 2.0**64))
+        whole = max(low, _LOWEST_INT), min(high, _HIGHEST_INT)
+        return Limit(*whole, least, most, infinite=dtype.has_infinity)
+    low, high = bounds(dtype)
+    most = float(high) if high < 2**53 else math.nextafter(float(high), 0)
+    least = max(-high if dtype.is_unsigned else low, _LOWEST_INT)
+    return Limit(least, min(high, _HIGHEST_INT), float(low), most, nan=False, infinite=False)
 
 
 def between(least: float, most: float) -> Limit:

@@ -56,6 +56,8 @@ def _combine(higher: DType, lower: DType) -> DType:
     """The dtype of operands of which those in `lower` count only by their kind."""
     if _KIND_ORDER[higher.kind] >= _KIND_ORDER[lower.kind]:
         return higher
+    if not (higher.computes and lower.computes):
+        return promote(higher, lower)
     if not (higher.is_floating and lower.is_complex):
         return promote(higher, lower)
     if higher is HALF:

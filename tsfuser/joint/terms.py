@@ -17,12 +17,14 @@ import torch
 from ..graph.rows import Knowledge
 from ..graph.types import infer
 from ..graph.wrapper import Facts, Graph, Node, Value, constant_before, facts, is_tensor, outputs, refine
+from ..ir.dtypes import DTYPES
+from ..ops.table import FLOATING
 
 Schema = torch._C.FunctionSchema
 
 
 #: The numbers by which TorchScript names dtypes that have gradients.
-DTYPE_NUMBERS = {"float16": 5, "float32": 6, "float64": 7, "bfloat16": 15}
+DTYPE_NUMBERS = {name: DTYPES[name].code for name in FLOATING}
 
 
 class Term:
@@ -154,7 +156,7 @@ class Writer:
     def dtype_of(self, term: Term) -> Term | int:
         """The dtype of a tensor, as ops take it: a number."""
         known = term.facts.dtype
-        return self("prim::dtype", term) if known is None else DTYPE_NUMBERS[known]
+        return self("prim::dtype", term) if known is None else DTYPES[known].code
 
     def items(self, terms: Sequence) -> Term:
         """A list of ints or tensors, of which some are values of the graph. An empty one is of ints."""

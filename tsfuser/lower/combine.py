@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..ir.dtypes import COMPLEX64, COMPLEX128, DOUBLE, FLOAT, DType
 from ..ir.fusion import Reduce
+from ..ir.limits import bounds
 from ..ir.symbols import define
 from .literals import literal
 
@@ -53,13 +54,7 @@ class Combination:
             return f"{self.ctype(dtype)}{{}}"
         value = self.identity
         if value in (math.inf, -math.inf) and not dtype.is_floating:
-            bits = 8 * dtype.itemsize
-            signed = dtype.is_integral and dtype.name != "uint8"
-            low, high = (
-                (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-                if signed
-                else (0, 1 if dtype.kind == "b" else (1 << bits) - 1)
-            )
+            low, high = (0, 1) if dtype.kind == "b" else bounds(dtype)
             value = high if value > 0 else low
         return literal(value, dtype)
 

@@ -24,14 +24,14 @@ def literal(value: bool | int | float | complex, dtype: DType) -> str:
     if dtype.kind == "b":
         return "true" if value else "false"
     value = int(value)
-    if dtype.itemsize == 8:
+    if dtype.itemsize == 8 and not dtype.is_unsigned:
         text = "-9223372036854775807ll - 1" if value == -(1 << 63) else f"{value}ll"
         return f"{dtype.ctype}({text})"  # int64_t is `long` on some hosts
     low = 1 << (8 * dtype.itemsize)
     value %= low  # torch wraps too
-    if dtype.name != "uint8" and value >= low // 2:
+    if not dtype.is_unsigned and value >= low // 2:
         value -= low
-    return f"{dtype.ctype}({value}ll)"
+    return f"{dtype.ctype}({value}{'u' * dtype.is_unsigned}ll)"
 
 
 def _floating(value: float, dtype: DType) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
-from ..ir.limits import between, largest
+from ..ir.limits import between
 from ..ir.symbols import CANCELS, Fast, define
 from .elementwise import as_stored, converted, promoted, round_number
 from .table import FLOATING, composite
@@ -106,7 +106,7 @@ def elu(b: Builder, self, alpha, scale, input_scale) -> Value:
 @composite("aten::celu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True, selects=True)
 def celu(b: Builder, self, alpha) -> Value:
     """`self > 0 ? self : alpha * expm1(self / alpha)`"""
-    most = largest(self.dtype)
+    most = self.dtype.largest
     b.limit(alpha, between(1 / most, most), "alpha of celu")  # 1 / alpha has to be finite, too
     return b.pointwise("celu", (self, alpha), self.dtype)
 
@@ -146,7 +146,7 @@ def hardshrink(b: Builder, self, lambd) -> Value:
 @composite("aten::softshrink", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def softshrink(b: Builder, self, lambd) -> Value:
     """`self` moved towards 0 by `lambd`"""
-    b.limit(lambd, between(0.0, largest(self.dtype)), "lambd of softshrink")
+    b.limit(lambd, between(0.0, self.dtype.largest), "lambd of softshrink")
     return b.pointwise("softshrink", (self, lambd), self.dtype)
 
 

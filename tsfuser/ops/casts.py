@@ -10,7 +10,7 @@ from ..ir.fusion import Value
 from ..ir.limits import convertible
 from ..ir.symbols import define
 from .elementwise import converted, is_rounded, round_number
-from .table import ALL, FLOATING, composite, scalar_type
+from .table import CONVERTED, FLOATING, composite, scalar_type
 
 define("fill", "convert<{ctype}>({1})", cheap=True)
 _KNOWN = (
@@ -18,7 +18,7 @@ _KNOWN = (
     "computed of, whose results are only read)"
 )
 #: Facts of all casts that may hand their operand on.
-_CAST = dict(dtypes=ALL, sizes="first", smooth=True, fresh=False, gradient="cast")
+_CAST = dict(dtypes=CONVERTED, sizes="first", smooth=True, fresh=False, gradient="cast")
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
 #: c10::MemoryFormat::ChannelsLast, ChannelsLast3d -> the dims in memory, outermost first
 _CHANNELS_LAST = {2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
@@ -38,7 +38,7 @@ def check_options(b: Builder, layout=None, device=None, pin_memory=None, memory_
 
 def _category(dtype: DType) -> int:
     """bool, int, float, complex: eager's ops in place write to tensors of no lower one."""
-    return "bifc".index(dtype.kind)
+    return "bifcp".index(dtype.kind)
 
 
 def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
@@ -132,7 +132,7 @@ def as_written(b: Builder, self, target) -> Value:
     return _cast(b, self, target.dtype)
 
 
-@composite("aten::_to_copy", dtypes=ALL, sizes="first", smooth=True)
+@composite("aten::_to_copy", dtypes=CONVERTED, sizes="first", smooth=True)
 def to_copy(
     b: Builder,
     self,
@@ -148,7 +148,7 @@ def to_copy(
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
 
 
-@composite("aten::clone", dtypes=ALL, sizes="first", smooth=True, copies=True, moves=True)
+@composite("aten::clone", dtypes=CONVERTED, sizes="first", smooth=True, copies=True, moves=True)
 def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     """A new tensor with the values of `self`"""
     if memory_format == _ROW_MAJOR:
@@ -162,7 +162,7 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     return _cast(b, self, self.dtype, copy=True)
 
 
-@composite("tsfuser::ordered", dtypes=ALL, sizes="first", smooth=True, copies=True, fresh=False)
+@composite("tsfuser::ordered", dtypes=CONVERTED, sizes="first", smooth=True, copies=True, fresh=False)
 def ordered(b: Builder, self, memory_format: int = 0) -> Value:
     """`aten::contiguous` where nobody can tell a copy of `self` from itself"""
     if memory_format != _ROW_MAJOR and memory_format not in _CHANNELS_LAST:
@@ -185,27 +185,27 @@ def unrounded(b: Builder, self, dtype: int) -> Value:
     return b.copied(b.pointwise("copy", (self,), scalar_type(dtype), layouts=()), self)
 
 
-@composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True, copies=True, fresh=False)
+@composite("tsfuser::packed", dtypes=CONVERTED, sizes="first", smooth=True, copies=True, fresh=False)
 def packed(b: Builder, self) -> Value:
     """A copy of `self` without gaps, as products of matrices read their operands; nothing writes to either"""
     return b.packed(b.pointwise("copy", (self,), self.dtype, layouts=()), self)
 
 
-@composite("tsfuser::with_room", dtypes=ALL, sizes="first", smooth=True, needs_kernel=True, fresh=False)
+@composite("tsfuser::with_room", dtypes=CONVERTED, sizes="first", smooth=True, needs_kernel=True, fresh=False)
 def with_room(b: Builder, self, dim: int) -> Value:
     """`tsfuser::packed`, with zeros in memory behind dim `dim`, one of the last two, up to whole accesses"""
     made = packed(b, self)
     return b.with_room(made, dim) if len(self.dims) > 2 else made
 
 
-@composite("tsfuser::store", dtypes=ALL, sizes="first", fresh=False)
+@composite("tsfuser::store", dtypes=CONVERTED, sizes="first", fresh=False)
 def store(b: Builder, self, value) -> Value:
     """`value` in the memory of `self`, which is returned"""
     b.update(self, value, counted=False)
     return self
 
 
-@composite("tsfuser::laid_out", dtypes=ALL, sizes="first", smooth=True, fresh=False)
+@composite("tsfuser::laid_out", dtypes=CONVERTED, sizes="first", smooth=True, fresh=False)
 def laid_out(b: Builder, self, order: list[int]) -> Value:
     """`self` with its dims in that `order` in memory, outermost first, where it has as many"""
     if len(order) != len(self.dims):
@@ -259,14 +259,14 @@ def _like(name: str, number: int) -> None:
         return filled(b, name, self, b.literal(number), self.dtype if dtype is None else scalar_type(dtype))
 
     evaluate.__doc__ = f"A tensor like `self` that holds {number}"
-    composite(f"aten::{name}", dtypes=ALL, sizes="first", smooth=True, asked="self")(evaluate)
+    composite(f"aten::{name}", dtypes=CONVERTED, sizes="first", smooth=True, asked="self")(evaluate)
 
 
 _like("zeros_like", 0)
 _like("ones_like", 1)
 
 
-@composite("aten::full_like", dtypes=ALL, sizes="first", smooth=True, asked="self")
+@composite("aten::full_like", dtypes=CONVERTED, sizes="first", smooth=True, asked="self")
 def full_like(
     b: Builder,
     self,
@@ -282,7 +282,7 @@ def full_like(
     return filled(b, "full_like", self, fill_value, self.dtype if dtype is None else scalar_type(dtype))
 
 
-@composite("aten::fill", "Scalar", "Tensor", dtypes=ALL, sizes="first", smooth=True)
+@composite("aten::fill", "Scalar", "Tensor", dtypes=CONVERTED, sizes="first", smooth=True)
 def fill(b: Builder, self, value) -> Value:
     """A tensor like `self` that holds `value`"""
     if value.dims:

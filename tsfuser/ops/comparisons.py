@@ -1,14 +1,14 @@
 """Comparisons, logic and bits: rows whose operands are taken as they are, exactly."""
 
 from .elementwise import COMPARE, binary
-from .table import ALL, BOOLEAN, INTEGRAL
+from .table import ALL, BOOLEAN, CONVERTED, INTEGRAL
 
 _BITS = BOOLEAN + INTEGRAL
 _SCALARS = ("Tensor", "Scalar", "Scalar_Tensor")
 _SHIFTS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
 
-binary("eq", "({0} == {1})", COMPARE, ALL, cheap=True)
-binary("ne", "({0} != {1})", COMPARE, ALL, cheap=True)
+binary("eq", "({0} == {1})", COMPARE, CONVERTED, cheap=True)
+binary("ne", "({0} != {1})", COMPARE, CONVERTED, cheap=True)
 binary("lt", "({0} < {1})", COMPARE, cheap=True)
 binary("le", "({0} <= {1})", COMPARE, cheap=True)
 binary("gt", "({0} > {1})", COMPARE, cheap=True)

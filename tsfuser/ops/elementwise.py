@@ -180,9 +180,11 @@ def converted(b: Builder, name: str, dtype: DType, *numbers: Value | None) -> No
 
 
 def fit(b: Builder, operands: Sequence[Value], dtype: DType, exact: bool = False) -> tuple[Value, ...]:
-    """`operands` as eager would see them in `dtype`. That matters for the 16-bit floats only: integers with
-    dims are rounded to them (70000 is inf in float16); numbers and 0-dim tensors stay in float, as in
-    eager's arithmetic, or are rounded too if `exact` (comparisons)."""
+    """`operands` as eager would see them in `dtype`. That matters for the 16-bit floats: integers with dims
+    are rounded to them (70000 is inf in float16); numbers and 0-dim tensors stay in float, as in eager's
+    arithmetic, or are rounded too if `exact` (comparisons). And what torch does not compute in, it casts."""
+    if not dtype.computes:
+        return tuple(b.cast(v, dtype) for v in operands)
     if dtype.register is dtype:
         return tuple(operands)
     return tuple(round_number(b, v, dtype) if exact or v.dims else v for v in operands)

@@ -21,7 +21,7 @@ from ..ir.values import Window
 from ..ir.views import through_memory
 from ..ir.windows import flipped, placed, within
 from .parts import part_of
-from .table import ALL, composite
+from .table import ALL, CONVERTED, composite
 from .views import dim_of, reshaped, unsqueezed
 
 #: Tensors of any kind. Where they are computed, a kernel asks for each of them whether an element is of it.
@@ -88,7 +88,7 @@ def _layout(b: Builder, tensors: Sequence[Value], sizes: Sequence[sz.Size]) -> L
 def _cat(kind: str) -> None:
     name = kind.removeprefix("aten::")
 
-    @composite(kind, dtypes=ALL, sizes="joined")
+    @composite(kind, dtypes=CONVERTED, sizes="joined")
     def evaluate(b: Builder, tensors, dim: int = 0) -> Value:
         """`tensors`, at most 32, behind one another along `dim`"""
         _check(b, name, tensors)
@@ -103,7 +103,7 @@ for _kind in ("aten::cat", "aten::concat"):
     _cat(_kind)
 
 
-@composite("aten::stack", dtypes=ALL, sizes="own")
+@composite("aten::stack", dtypes=CONVERTED, sizes="own")
 def stack(b: Builder, tensors, dim: int = 0) -> Value:
     """`tensors`, at most 32, of equal sizes, along a new dim `dim`"""
     _check(b, "stack", tensors)
@@ -178,7 +178,7 @@ def flip(b: Builder, self, dims: list) -> Value:
 
 @composite(
     "tsfuser::reshaped",
-    dtypes=ALL,
+    dtypes=CONVERTED,
     sizes="viewed",
     symbolic=("shape",),
     reshapes=True,

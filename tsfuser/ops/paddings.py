@@ -18,9 +18,9 @@ from ..ir.values import Window
 from ..ir.views import view
 from ..ir.windows import part, placed, within
 from .casts import clone
-from .elementwise import converted, round_number
+from .elementwise import converted, fit
 from .parts import counted, part_of
-from .table import ALL, composite
+from .table import ALL, CONVERTED, composite
 from .views import dim_of, reshaped, unsqueezed
 
 
@@ -143,13 +143,12 @@ def _constant_pad(b: Builder, self: Value, pad: Sequence[sz.Size], value: Value 
             self = part_of(b, "pad", self, dim, -1 * before, size)
         return clone(b, self)
     fill = _zero(b, self) if value is None else value
-    if self.dtype.register is not self.dtype:
-        fill = round_number(b, fill, self.dtype)
+    [fill] = fit(b, (fill,), self.dtype, exact=True)
     made = _padded(b, "pad", self, places, fill)
     return b.in_format_of(made, self)
 
 
-@composite("aten::constant_pad_nd", dtypes=ALL, sizes="padded", symbolic=("pad",), moves=True)
+@composite("aten::constant_pad_nd", dtypes=CONVERTED, sizes="padded", symbolic=("pad",), moves=True)
 def constant_pad_nd(b: Builder, self, pad: list, value=None) -> Value:
     """`self` with so many elements of `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)
@@ -157,9 +156,16 @@ def constant_pad_nd(b: Builder, self, pad: list, value=None) -> Value:
 
 # TorchScript: where nothing but groups could tell a copy from the operand
 @composite(
-    "tsfuser::pad", dtypes=ALL, sizes="padded", symbolic=("pad",), only={"mode": "constant"}, fresh=False
+    "tsfuser::pad",
+    dtypes=CONVERTED,
+    sizes="padded",
+    symbolic=("pad",),
+    only={"mode": "constant"},
+    fresh=False,
 )
-@composite("aten::pad", dtypes=ALL, sizes="padded", symbolic=("pad",), only={"mode": "constant"}, moves=True)
+@composite(
+    "aten::pad", dtypes=CONVERTED, sizes="padded", symbolic=("pad",), only={"mode": "constant"}, moves=True
+)
 def pad_(b: Builder, self, pad: list, mode: str = "constant", value=None) -> Value:
     """`self` with so many elements of `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)

@@ -14,7 +14,7 @@ from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.views import view
 from ..ir.windows import part
-from .table import ALL, composite
+from .table import CONVERTED, composite
 from .views import dim_of
 
 
@@ -56,7 +56,7 @@ def clamped(b: Builder, place: sz.Size | None, size: sz.Size, default: sz.Size) 
 @composite(
     "aten::slice",
     "Tensor",
-    dtypes=ALL,
+    dtypes=CONVERTED,
     sizes="sliced",
     symbolic=("start", "end"),
     fixed=("dim", "step"),
@@ -74,7 +74,9 @@ def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | 
     return part_of(b, "slice", self, dim, first, sz.ceildiv(length, step), step)
 
 
-@composite("aten::narrow", dtypes=ALL, sizes="own", symbolic=("start", "length"), fixed=("dim",), moves=True)
+@composite(
+    "aten::narrow", dtypes=CONVERTED, sizes="own", symbolic=("start", "length"), fixed=("dim",), moves=True
+)
 def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
     """The part of `self` of `length` elements from `start` on along `dim`"""
     dim = _dim(self, dim, "narrow")
@@ -87,7 +89,7 @@ def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
 
 
 @composite(
-    "aten::select", "int", dtypes=ALL, sizes="selected", symbolic=("index",), fixed=("dim",), moves=True
+    "aten::select", "int", dtypes=CONVERTED, sizes="selected", symbolic=("index",), fixed=("dim",), moves=True
 )
 def select(b: Builder, self, dim: int, index: int) -> Value:
     """The part of `self` at place `index` of `dim`, without that dim"""

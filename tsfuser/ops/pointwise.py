@@ -9,7 +9,7 @@ from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.symbols import CANCELS, Fast, define
 from .elementwise import COMPARE, FLOAT, binary, elementwise, promoted, unary
-from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, composite
+from .table import ALL, BOOLEAN, COMPLEX, CONVERTED, FLOATING, INTEGRAL, NUMERIC, composite
 
 _MOST_PLACES = 10  # float32 holds powers of ten up to this one
 
@@ -216,7 +216,7 @@ binary("logaddexp2", "logaddexp2({0}, {1})", dtypes=FLOATING, overloads=("",), e
 binary("nextafter", "nextafter({0}, {1})", dtypes=("float32", "float64"), overloads=("",), smooth=False)
 
 # Tests of one operand.
-unary("isnan", "is_nan({0})", COMPARE, ALL, integer="false", boolean="false")
+unary("isnan", "is_nan({0})", COMPARE, CONVERTED, integer="false", boolean="false")
 unary("isinf", "is_inf({0})", COMPARE, ALL, integer="false", boolean="false")
 unary("isfinite", "is_finite({0})", COMPARE, ALL, integer="true", boolean="true")
 unary("isposinf", "({0} > 0 && is_inf({0}))", COMPARE, integer="false", boolean="false")

@@ -6,11 +6,11 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, DType
 from ..ir.fusion import Value
-from ..ir.limits import convertible, largest
+from ..ir.limits import convertible
 from ..ir.symbols import CANCELS, define
 from .arithmetic import check_number
 from .elementwise import as_stored, binary, compared, converted, elementwise, fit, round_number
-from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
+from .table import ALL, BOOLEAN, FLOAT8, FLOATING, NUMERIC, REAL, composite
 
 define("where", "({0} ? convert<{ctype}>({1}) : convert<{ctype}>({2}))", cheap=True, grows=(CANCELS, 1, 1))
 define("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})")
@@ -123,7 +123,7 @@ def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype
     "ScalarSelf",
     "ScalarOther",
     "Scalar",
-    dtypes=ALL,
+    dtypes=ALL + FLOAT8,
     smooth=True,
     instead=_WHERE,
     keeps_dtype=True,
@@ -164,7 +164,7 @@ def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     """`self` with numbers for NaN, inf and -inf: 0 and the largest and lowest of its dtype unless given"""
     if self.dtype.name not in FLOATING:
         return b.pointwise("copy", (self,), self.dtype, name="nan_to_num")
-    most = largest(self.dtype)
+    most = self.dtype.largest
     defaults = zip((nan, posinf, neginf), (0.0, most, -most))
     numbers = [b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults]
     made = b.pointwise("nan_to_num", (self, *numbers), self.dtype, layouts=())

@@ -22,14 +22,20 @@ from ..ir.dtypes import DTYPES, FLOAT, DType
 from ..ir.fusion import Empty, Value
 from . import without_row
 
-BOOLEAN = ("bool",)
-INTEGRAL = ("uint8", "int8", "int16", "int32", "int64")
-FLOATING = ("float16", "bfloat16", "float32", "float64")
-COMPLEX = ("complex64", "complex128")
+
+def _names(kind: str) -> tuple[str, ...]:
+    """Those of a kind that torch computes in."""
+    return tuple([d.name for d in DTYPES.values() if d.kind == kind and d.computes])
+
+
+BOOLEAN, INTEGRAL, FLOATING, COMPLEX = map(_names, "bifc")
 PLACES = ("int32", "int64")
 NUMERIC = INTEGRAL + FLOATING
 REAL = BOOLEAN + NUMERIC
 ALL = REAL + COMPLEX
+_STORED = tuple([d for d in DTYPES.values() if not d.computes])
+CONVERTED = ALL + tuple([d.name for d in _STORED if d.converts])  #: those that torch copies, and casts
+FLOAT8 = tuple([d.name for d in _STORED if d.kind == "f"])
 
 
 class _Unknown:
@@ -41,20 +47,7 @@ class _Unknown:
 
 UNKNOWN = _Unknown()  #: a `NodeArg.constant` that is only known at run time
 
-_SCALAR_TYPES = {
-    0: "uint8",
-    1: "int8",
-    2: "int16",
-    3: "int32",
-    4: "int64",
-    5: "float16",
-    6: "float32",
-    7: "float64",
-    9: "complex64",
-    10: "complex128",
-    11: "bool",
-    15: "bfloat16",
-}
+_SCALAR_TYPES = {d.code: d for d in DTYPES.values()}
 
 
 def scalar_type(code: int) -> DType:
@@ -62,12 +55,7 @@ def scalar_type(code: int) -> DType:
     that no kernel has."""
     if code not in _SCALAR_TYPES:
         raise Refusal(f"dtype number {code} is not supported")
-    return DTYPES[_SCALAR_TYPES[code]]
-
-
-def scalar_type_code(dtype: DType) -> int:
-    """The inverse of `scalar_type`."""
-    return next(code for code, name in _SCALAR_TYPES.items() if name == dtype.name)
+    return _SCALAR_TYPES[code]
 
 
 @dataclass(frozen=True)

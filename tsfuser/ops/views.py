@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
+from ..ir.dtypes import DTYPES
 from ..ir.fusion import Value
 from ..ir.layout import Layout, contiguous, is_contiguous, is_packed_channels_last
 from ..ir.rematerialize import rematerialized
 from ..ir.symbols import define
 from ..ir.views import read_as, regrouped, through_memory, view
 from .casts import clone
-from .table import ALL, COMPLEX, NUMERIC, composite, scalar_type
+from .table import COMPLEX, CONVERTED, NUMERIC, composite, scalar_type
 
 define("bits_as", "bit_cast<{ctype}>({0})", cheap=True)
-#: Dtypes whose bits registers keep, each with those of the same size.
-_BITS = (("float32", "int32"), ("float64", "int64"), ("int8", "uint8"))
+#: Dtypes whose bits registers keep.
+_BITS = tuple([d.name for d in DTYPES.values() if d.register is d and d.kind in "ifp"])
 
 
 def dim_of(rank: int, dim: int) -> int:
@@ -48,7 +49,7 @@ def _swapped(b: Builder, name: str, self: Value, first: int, second: int) -> Val
     return _permuted(b, name, self, order)
 
 
-@composite("aten::permute", dtypes=ALL, sizes="permuted", moves=True)
+@composite("aten::permute", dtypes=CONVERTED, sizes="permuted", moves=True)
 def permute(b: Builder, self, dims: list) -> Value:
     """`self` with its dims in the order `dims`"""
     rank = len(self.dims)
@@ -64,7 +65,7 @@ def positive(b: Builder, self) -> Value:
     return _permuted(b, "positive", self, range(len(self.dims)))
 
 
-@composite("aten::contiguous", dtypes=ALL, sizes="first", moves=True)
+@composite("aten::contiguous", dtypes=CONVERTED, sizes="first", moves=True)
 def in_order(b: Builder, self, memory_format: int = 0) -> Value:
     """`self`, or its copy where memory does not hold it in the order of `memory_format`, without gaps"""
     layout, rank = b.layout(self), len(self.dims)
@@ -77,25 +78,25 @@ def in_order(b: Builder, self, memory_format: int = 0) -> Value:
     return _permuted(b, "contiguous", self, range(rank)) if there else clone(b, self, memory_format)
 
 
-@composite("aten::transpose", "int", dtypes=ALL, sizes="swapped", autodiff_excludes=True, moves=True)
+@composite("aten::transpose", "int", dtypes=CONVERTED, sizes="swapped", autodiff_excludes=True, moves=True)
 def transpose(b: Builder, self, dim0: int, dim1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, dim0, dim1)
 
 
-@composite("aten::swapaxes", dtypes=ALL, sizes="own", moves=True)
+@composite("aten::swapaxes", dtypes=CONVERTED, sizes="own", moves=True)
 def swapaxes(b: Builder, self, axis0: int, axis1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, axis0, axis1)
 
 
-@composite("aten::swapdims", dtypes=ALL, sizes="own", moves=True)
+@composite("aten::swapdims", dtypes=CONVERTED, sizes="own", moves=True)
 def swapdims(b: Builder, self, dim0: int, dim1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, dim0, dim1)
 
 
-@composite("aten::t", dtypes=ALL, sizes="permuted", moves=True)
+@composite("aten::t", dtypes=CONVERTED, sizes="permuted", moves=True)
 def t(b: Builder, self) -> Value:
     """`self` of at most two dims, with these exchanged"""
     rank = len(self.dims)
@@ -104,7 +105,7 @@ def t(b: Builder, self) -> Value:
     return _permuted(b, "t", self, list(reversed(range(rank))))
 
 
-@composite("aten::movedim", "int", "intlist", dtypes=ALL, sizes="own", moves=True)
+@composite("aten::movedim", "int", "intlist", dtypes=CONVERTED, sizes="own", moves=True)
 def movedim(b: Builder, self, source: int | list, destination: int | list) -> Value:
     """`self` with the dims `source` moved to where `destination` says"""
     rank = len(self.dims)
@@ -117,11 +118,11 @@ def movedim(b: Builder, self, source: int | list, destination: int | list) -> Va
     return _permuted(b, "movedim", self, order)
 
 
-@composite("tsfuser::view_as_dtype", dtypes=tuple(n for names in _BITS for n in names), sizes="first")
+@composite("tsfuser::view_as_dtype", dtypes=_BITS, sizes="first")
 def view_as_dtype(b: Builder, self, dtype: int) -> Value:
     """the bits of `self` as another dtype of the same size; a NaN keeps its bits"""
     wanted = scalar_type(dtype)
-    if not any({self.dtype.name, wanted.name} <= set(names) for names in _BITS):
+    if wanted.name not in _BITS or wanted.itemsize != self.dtype.itemsize:
         raise Refusal(f"the bits of {self.dtype} as {wanted}")
     if wanted is self.dtype:
         return _permuted(b, "view_as_dtype", self, range(len(self.dims)))
@@ -131,7 +132,7 @@ def view_as_dtype(b: Builder, self, dtype: int) -> Value:
 # ---- dims of size 1
 
 
-@composite("aten::unsqueeze", dtypes=ALL, sizes="unsqueezed", moves=True)
+@composite("aten::unsqueeze", dtypes=CONVERTED, sizes="unsqueezed", moves=True)
 def unsqueeze(b: Builder, self, dim: int) -> Value:
     """`self` with a dim of size 1 more"""
     return unsqueezed(b, self, dim)
@@ -149,7 +150,14 @@ def unsqueezed(b: Builder, self: Value, dim: int) -> Value:
 
 
 @composite(
-    "aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", rank_depends_on_sizes=True, moves=True
+    "aten::squeeze",
+    "",
+    "dim",
+    "dims",
+    dtypes=CONVERTED,
+    sizes="squeezed",
+    rank_depends_on_sizes=True,
+    moves=True,
 )
 def squeeze(b: Builder, self, dim: int | list | None = None) -> Value:
     """`self` without those of the dims `dim` (default: all) that are of size 1"""
@@ -193,14 +201,16 @@ def _expanded(b: Builder, self: Value, sizes: Sequence[sz.Size], axes: Sequence)
 
 
 @composite(
-    "aten::expand", dtypes=ALL, sizes="expanded", symbolic=("size",), autodiff_excludes=True, moves=True
+    "aten::expand", dtypes=CONVERTED, sizes="expanded", symbolic=("size",), autodiff_excludes=True, moves=True
 )
 def expand(b: Builder, self, size: list, implicit: bool = False) -> Value:
     """`self` with dims of size 1, and new leading dims, repeated to `size`"""
     return _expanded(b, self, size, [None] * len(size))
 
 
-@composite("aten::expand_as", dtypes=ALL, sizes="other", autodiff_excludes=True, asked="other", moves=True)
+@composite(
+    "aten::expand_as", dtypes=CONVERTED, sizes="other", autodiff_excludes=True, asked="other", moves=True
+)
 def expand_as(b: Builder, self, other) -> Value:
     """`self` expanded to the sizes of `other`"""
     return _expanded(b, self, b.sizes(other), other.dims)
@@ -312,7 +322,7 @@ def _layout(sizes: list, strides: list, places: list[int], base: sz.Size) -> Lay
 def _reshape(kind: str) -> None:
     @composite(
         kind,
-        dtypes=ALL,
+        dtypes=CONVERTED,
         sizes="viewed",
         symbolic=("size", "shape"),
         reshapes=True,
@@ -329,7 +339,13 @@ for _kind in ("aten::view", "aten::reshape"):
 
 
 @composite(
-    "aten::view_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True, asked="other", moves=True
+    "aten::view_as",
+    dtypes=CONVERTED,
+    sizes="own",
+    reshapes=True,
+    autodiff_excludes=True,
+    asked="other",
+    moves=True,
 )
 def view_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
@@ -338,7 +354,7 @@ def view_as(b: Builder, self, other) -> Value:
 
 @composite(
     "aten::reshape_as",
-    dtypes=ALL,
+    dtypes=CONVERTED,
     sizes="own",
     reshapes=True,
     autodiff_excludes=True,
@@ -350,7 +366,7 @@ def reshape_as(b: Builder, self, other) -> Value:
     return reshaped(b, "view", self, b.sizes(other))
 
 
-@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="flattened", reshapes=True, moves=True)
+@composite("aten::flatten", "using_ints", dtypes=CONVERTED, sizes="flattened", reshapes=True, moves=True)
 def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     """`self` with the dims from `start_dim` to `end_dim` as one"""
     rank, sizes = len(self.dims), list(b.sizes(self))
@@ -361,7 +377,7 @@ def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     return reshaped(b, "flatten", self, [*sizes[:start], merged, *sizes[end + 1 :]])
 
 
-@composite("tsfuser::rows", dtypes=ALL, sizes="own", reshapes=True, moves=True)
+@composite("tsfuser::rows", dtypes=CONVERTED, sizes="own", reshapes=True, moves=True)
 def rows(b: Builder, self) -> Value:
     """`self` as a matrix, each row of which is along the last dim"""
     if not self.dims:
@@ -370,7 +386,9 @@ def rows(b: Builder, self) -> Value:
     return reshaped(b, "view", self, [sz.product(sizes[:-1]), sizes[-1]])
 
 
-@composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True, moves=True)
+@composite(
+    "aten::unflatten", "int", dtypes=CONVERTED, sizes="own", symbolic=("sizes",), reshapes=True, moves=True
+)
 def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
     """`self` with the dim `dim` as several of `sizes`"""
     if not self.dims:

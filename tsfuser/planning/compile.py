@@ -35,6 +35,7 @@ from ..target.function import Function, RecentFunctions, source_digest
 from . import compilers, dumps, interrupts, targets
 from .describe import Allocated, described
 from .plan import MOST_DEAD_INPUTS, Launch, Plan, Program
+from .torch_casts import with_torchs_casts
 
 _functions = RecentFunctions(1024)  # cache: `_key` -> loaded kernel
 
@@ -149,7 +150,7 @@ def _machine(device: str) -> Machine:
 def _lower(segment: Segment, schedule, device: str, batch_bytes: int, contract: bool) -> tuple:
     """All of a Compiled but its function."""
     kernel = batched_form(lower(segment, schedule, segment.name), batch_bytes)
-    source = emit.source(kernel, contract)
+    source = with_torchs_casts(emit.source(kernel, contract))
     dumps.show("segmented_fusion", kernel.name, segment)
     dumps.show("kernel_ir", kernel.name, kernel)
     if dumps.wants_kernels():

@@ -77,7 +77,7 @@ def _results(builder: Builder, node: torch._C.Node, values: dict[int, object]) -
 
         return run_control(builder.call, node, known, run_block)
     if kind == "prim::dtype":
-        return [table.scalar_type_code(DTYPES[_dtype(builder.call, given[0])])]
+        return [DTYPES[_dtype(builder.call, given[0])].code]
     if kind in QUESTIONS:
         sizes = builder.sizes(_value(builder, given[0]))
         return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in given[1:]))]

@@ -52,19 +52,12 @@ struct same_type<A, A> {
   enum : bool { value = true };
 };
 
-// What `convert` must know of a type: whether it is complex or a 16-bit float, and the type of its parts.
+// Those of which a processor makes a number other than 0 from NaN.
 template <class T>
-struct type_traits {
+struct is_wide_integer {
   enum : bool {
-    is_complex = false,
-    is_16bit_float = same_type<T, half_t>::value || same_type<T, bfloat16_t>::value
+    value = same_type<T, int32_t>::value || same_type<T, int64_t>::value || same_type<T, uint64_t>::value
   };
-  using real = T;
-};
-template <class T>
-struct type_traits<complex_t<T>> {
-  enum : bool { is_complex = true, is_16bit_float = false };
-  using real = T;
 };
 
 template <class To, class From>
@@ -74,6 +67,25 @@ DEVICE To bit_cast(From x) {
   copy_bytes(&result, &x, sizeof(To));
   return result;
 }
+
+#include "float8.h"
+
+// What `convert` must know of a type: whether it is complex or a float that only memory has, and the type of
+// its parts.
+template <class T>
+struct type_traits {
+  enum : bool {
+    is_complex = false,
+    is_16bit_float = same_type<T, half_t>::value || same_type<T, bfloat16_t>::value,
+    is_narrow_float = is_16bit_float || is_float8<T>::value
+  };
+  using real = T;
+};
+template <class T>
+struct type_traits<complex_t<T>> {
+  enum : bool { is_complex = true, is_16bit_float = false, is_narrow_float = false };
+  using real = T;
+};
 
 #if defined(TSFUSER_CUDA)
 
@@ -135,7 +147,8 @@ DEVICE void round_to(half_t& result, float x) {
   const uint32_t small =
       bit_cast<uint32_t>(bit_cast<float>(magnitude < 0x38800000u ? magnitude : 0u) + 0.5f) - 0x3f000000u;
   const uint32_t normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-  const uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  // A NaN is made quiet, as processors do it.
+  const uint32_t large = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : 0x7c00u;
   const uint32_t finite = magnitude < 0x38800000u ? small : normal;
   result.bits = static_cast<uint16_t>(sign | (magnitude >= 0x477ff000u ? large : finite));
 }
@@ -165,18 +178,24 @@ DEVICE T settled(T x) {
 }
 
 // The value of `x` as a `To`: complex -> real drops the imaginary part, anything -> bool is `!= 0`, float ->
-// uint8 wraps through int64 as in c10. Out of range float -> int gives what the plain cast gives on the
-// target, as in torch.
+// uint8 wraps through int64 as in c10, and on the host so do the other unsigned types. Out of range float ->
+// int gives what the plain cast gives on the target, as in torch.
 template <class To, class From>
 DEVICE To convert(From x) {
   using T = type_traits<To>;
   using F = type_traits<From>;
   if constexpr (same_type<To, From>::value) {
     return x;
-  } else if constexpr (same_type<From, bool>::value && !T::is_complex && !T::is_16bit_float) {
+  } else if constexpr (same_type<From, bool>::value && !T::is_complex && !T::is_narrow_float) {
     return x ? To(1) : To(0);  // g++ vectorises a selection, not the conversion of a bool
-  } else if constexpr (F::is_16bit_float) {
-    return convert<To>(to_float(x));
+  } else if constexpr (F::is_narrow_float) {
+    const float value = to_float(x);
+#if !defined(TSFUSER_CUDA)
+    if constexpr (is_float8<From>::lone_nan && is_wide_integer<To>::value) {
+      return value != value ? To(0) : convert<To>(value);  // so has torch's compiler folded this one NaN
+    }
+#endif
+    return convert<To>(value);
   } else if constexpr (T::is_complex && F::is_complex) {
     using R = typename T::real;
     return To(static_cast<R>(x.re), static_cast<R>(x.im));
@@ -187,7 +206,7 @@ DEVICE To convert(From x) {
     return x.re != 0 || x.im != 0;
   } else if constexpr (F::is_complex) {
     return convert<To>(x.re);
-  } else if constexpr (T::is_16bit_float) {
+  } else if constexpr (T::is_narrow_float) {
     To result;
     round_to(result, convert<float>(x));
     return result;
@@ -199,6 +218,13 @@ DEVICE To convert(From x) {
   } else if constexpr (sizeof(To) < 4 && From(0.5) != 0) {
     // else clang saturates where torch, built by g++, wraps
     return static_cast<To>(static_cast<int32_t>(x));
+  } else if constexpr (same_type<To, uint32_t>::value && From(0.5) != 0) {
+    return static_cast<uint32_t>(static_cast<int64_t>(x));  // else vectors saturate
+  } else if constexpr (same_type<To, uint64_t>::value && From(0.5) != 0) {
+    const From half = From(9223372036854775808.0);
+    const bool upper = x >= half;
+    const uint64_t low = static_cast<uint64_t>(static_cast<int64_t>(upper ? x - half : x));
+    return upper ? low ^ (1ull << 63) : low;
 #endif
   } else if constexpr (From(0.5) != 0 && To(0.5) == 0) {
     return settled(static_cast<To>(x));

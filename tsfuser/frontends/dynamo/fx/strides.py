@@ -28,7 +28,18 @@ def reads_strides(node: fx.Node) -> bool:
         return False
     if not isinstance(op, torch._ops.OpOverload):
         return True
-    return op.namespace not in _KNOWN or is_one_of(without_row.READ_STRIDES, node)
+    if op.namespace not in _KNOWN:
+        return True
+    return is_one_of(without_row.READ_STRIDES, node) and not _is_bit_cast(node)
+
+
+def _is_bit_cast(node: fx.Node) -> bool:
+    """Whether the node reads each element as one of another dtype: other sizes of elements merge and split
+    those that memory has side by side."""
+    return (
+        node.target is torch.ops.aten.view.dtype
+        and node.args[0].meta["val"].itemsize == node.args[1].itemsize
+    )
 
 
 def relies_on_strides(node: fx.Node) -> bool:

@@ -55,9 +55,9 @@ STEPS = 8  # ops at most that a value is computed again by
 _WIDEN, _NARROW = "aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision"
 LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
-_FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
-_FLOAT32 = (table.scalar_type_code(DTYPES["float32"]),)
-_HALF = tuple(table.scalar_type_code(DTYPES[name]) for name in ("float16", "bfloat16"))
+_FRACTIONAL = frozenset(DTYPES[name].code for name in (*table.FLOATING, *table.COMPLEX))
+_FLOAT32 = (DTYPES["float32"].code,)
+_HALF = tuple(DTYPES[name].code for name in ("float16", "bfloat16"))
 #: Where a value is kept: (number of the output, what stands for it in the backward), several times if the
 #: formulas of several ops read it.
 Places = list[tuple[int, Value]]

@@ -1,0 +1,108 @@
+// Floats of 8 bits: how they lie in memory, and their conversions from and to float.
+//
+// In: a float. Out: the bits that torch's own conversion gives on the same target, NaN included: the nearest
+// value, ties to even. Integer arithmetic without branches: compilers vectorise it, and every GPU has it.
+// Example: `float8_e5m2_t y; round_to(y, 1.0f); y.bits == 0x3c`.
+#pragma once
+
+// Storage only, since there is no arithmetic in these types. `mantissa` bits behind an exponent with that
+// `bias`, and a sign. `most`: the magnitude of what is too large, as bits. `nan`: that of NaN. Where it is
+// 0x80 there is one NaN, and no -0.
+template <int mantissa, int bias, int most, int nan>
+struct float8_t {
+  uint8_t bits;
+};
+
+// What torch makes of numbers beyond 448 depends on its version: a kernel is told (planning/torch_casts.py).
+#if !defined(TSFUSER_E4M3FN_MOST)
+#define TSFUSER_E4M3FN_MOST 0x7f
+#endif
+
+using float8_e5m2_t = float8_t<2, 15, 0x7c, 0x7f>;
+using float8_e4m3fn_t = float8_t<3, 7, TSFUSER_E4M3FN_MOST, 0x7f>;
+using float8_e5m2fnuz_t = float8_t<2, 16, 0x80, 0x80>;
+using float8_e4m3fnuz_t = float8_t<3, 8, 0x80, 0x80>;
+
+// A power of two: an exponent alone. There is no zero and no sign, and 0xff is NaN.
+struct float8_e8m0fnu_t {
+  uint8_t bits;
+};
+
+template <int mantissa, int bias, int most, int nan>
+DEVICE float to_float(float8_t<mantissa, bias, most, nan> x) {
+  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fu) << (23 - mantissa);
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x80u) << 24;
+  // Subnormals: their integer value, placed behind a power of two, minus that power.
+  const uint32_t power = (128u - bias) << 23;
+  const uint32_t small = bit_cast<uint32_t>(bit_cast<float>(power + magnitude) - bit_cast<float>(power));
+  uint32_t normal;
+  if constexpr (most == 0x7c) {
+    // As torch does it: infinities and NaN keep their exponent, and a processor makes NaN quiet in its way.
+    normal = bit_cast<uint32_t>(bit_cast<float>(magnitude + 0x70000000u) * bit_cast<float>(0x07800000u));
+  } else {
+    normal = magnitude + ((127u - bias) << 23);
+  }
+  uint32_t bits = sign | (magnitude < (1u << 23) ? small : normal);
+  if constexpr (nan == 0x80) {
+    bits = x.bits == 0x80u ? 0x7f800001u : bits;
+  } else if constexpr (most != 0x7c) {
+    bits = (x.bits & 0x7fu) == 0x7fu ? sign | 0x7ff00000u : bits;
+  }
+  return bit_cast<float>(bits);
+}
+
+template <int mantissa, int bias, int most, int nan>
+DEVICE void round_to(float8_t<mantissa, bias, most, nan>& result, float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffffu);
+  const uint32_t sign = (bits >> 24) & 0x80u;
+  constexpr int shift = 23 - mantissa;
+  // Below the normal numbers this addition leaves the subnormal in the low bits, rounded by the FPU.
+  constexpr uint32_t power = static_cast<uint32_t>(128 - bias + shift) << 23;
+  const int32_t small =
+      static_cast<int32_t>(bit_cast<uint32_t>(bit_cast<float>(magnitude) + bit_cast<float>(power)) - power);
+  const int32_t odd = (magnitude >> shift) & 1;
+  const int32_t normal = (magnitude - ((127 - bias) << 23) + ((1 << (shift - 1)) - 1) + odd) >> shift;
+  const int32_t finite = magnitude < ((128 - bias) << 23) ? small : normal < most ? normal : most;
+  const uint32_t found = static_cast<uint32_t>(magnitude > 0x7f800000 ? nan : finite);
+  result.bits = static_cast<uint8_t>(nan == 0x80 && found == 0 ? 0 : found | sign);
+}
+
+DEVICE float to_float(float8_e8m0fnu_t x) {
+  const uint32_t exponent = x.bits;
+  const uint32_t bits = exponent == 0 ? 0x00400000u : exponent << 23;
+  return bit_cast<float>(exponent == 0xffu ? 0x7f800001u : bits);
+}
+
+// The nearer power of two in the exponent; the middle between two is rounded up, but for subnormal floats.
+DEVICE void round_to(float8_e8m0fnu_t& result, float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  const uint32_t exponent = (bits >> 23) & 0xffu;
+  const uint32_t up = (bits & 0x7fffffu) >= (exponent == 0 ? 0x400001u : 0x400000u) ? 1u : 0u;
+  result.bits = static_cast<uint8_t>(exponent == 0xffu ? 0xffu : exponent + up);
+}
+
+// `lone_nan`: one pattern alone is NaN.
+template <class T>
+struct is_float8 {
+  enum : bool { value = false, lone_nan = false };
+};
+template <int mantissa, int bias, int most, int nan>
+struct is_float8<float8_t<mantissa, bias, most, nan>> {
+  enum : bool { value = true, lone_nan = nan == 0x80 };
+};
+template <>
+struct is_float8<float8_e8m0fnu_t> {
+  enum : bool { value = true, lone_nan = true };
+};
+
+template <int mantissa, int bias, int most, int nan>
+DEVICE bool operator==(float8_t<mantissa, bias, most, nan> a, float8_t<mantissa, bias, most, nan> b) {
+  return to_float(a) == to_float(b);
+}
+template <int mantissa, int bias, int most, int nan>
+DEVICE bool operator!=(float8_t<mantissa, bias, most, nan> a, float8_t<mantissa, bias, most, nan> b) {
+  return to_float(a) != to_float(b);
+}
+DEVICE bool operator==(float8_e8m0fnu_t a, float8_e8m0fnu_t b) { return to_float(a) == to_float(b); }
+DEVICE bool operator!=(float8_e8m0fnu_t a, float8_e8m0fnu_t b) { return to_float(a) != to_float(b); }
