@@ -117,5 +117,21 @@ def extension_build() -> dict:
     }
 
 
+def version(tag: str = "") -> str:
+    [found] = re.findall(r'^__version__ = "(.*)"', Path("tsfuser/version.py").read_text(), re.M)
+    return found + tag
+
+
+def torch_tag() -> str:
+    """For the version of what is built, as in 0.3.0+torch2.13: an extension loads with the torch that it is
+    built for."""
+    import torch
+
+    return "+torch" + ".".join(torch.__version__.split(".")[:2])
+
+
 check_setuptools()
-setup(**extension_build())
+if "sdist" in sys.argv:  # it is for every torch
+    setup(version=version())
+else:
+    setup(**extension_build(), version=version(torch_tag()))

@@ -14,10 +14,13 @@ from .version import __version__
 
 try:
     from . import _C
+
+    if _C.built_for.split(".")[:2] != torch.__version__.split(".")[:2]:
+        raise ImportError(f"it is built for torch {_C.built_for}")
 except ImportError as error:
     raise ImportError(
-        f"tsfuser's extension does not load with torch {torch.__version__}: {error}. It is built for the "
-        "torch that is installed at that time: build it again, by `pip install --no-build-isolation .` in "
+        f"tsfuser's extension does not load with torch {torch.__version__}: {error}. Install the tsfuser "
+        "that is built for this torch, or build it again, by `pip install --no-build-isolation .` in "
         "tsfuser's folder"
     ) from error
 

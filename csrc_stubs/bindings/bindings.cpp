@@ -15,6 +15,7 @@
 #include <pybind11/stl.h>
 #include <c10/util/Float8_e4m3fn.h>
 #include <torch/csrc/utils/pybind.h>  // tensors as arguments
+#include <torch/version.h>
 
 #include <pthread.h>
 
@@ -265,6 +266,7 @@ void bind_plan(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "tsfuser's native side: pass hook, guard, group lookup, launch";
+  m.attr("built_for") = TORCH_VERSION;
   remember_main_thread(
       py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>());
   hook_into_torch();

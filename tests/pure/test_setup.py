@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tsfuser.version import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = "then run `pip install --no-build-isolation .`"
 
@@ -42,3 +44,19 @@ def test_an_old_torch(tmp_path):
 def test_a_torch_that_does_not_import(tmp_path):
     said = set_up(tmp_path, "80.0.0", torch="import a_library_that_is_missing\n")
     assert "torch does not import (No module named 'a_library_that_is_missing')" in said
+
+
+def test_what_is_built_has_its_torch_in_the_version():
+    torch = pytest.importorskip("torch")
+    if int(pytest.importorskip("setuptools").__version__.split(".")[0]) < 77:
+        pytest.skip("setup.py asks for a later setuptools")
+    version = [sys.executable, "setup.py", "--version"]
+    done = subprocess.run(version, cwd=ROOT, capture_output=True, text=True, check=True)
+    major, minor = torch.__version__.split(".")[:2]
+    assert done.stdout.strip() == f"{__version__}+torch{major}.{minor}"
+
+
+def test_an_extension_for_another_torch_says_so():
+    program = "import torch; torch.__version__ = '9.9.0'; import tsfuser"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert "does not load with torch 9.9.0: it is built for torch 2." in done.stderr.splitlines()[-1]
