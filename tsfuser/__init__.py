@@ -84,8 +84,7 @@ _C.set_first_graph(options.first_graph)
 @options.when_read
 def _obey_options() -> None:
     """Tells the extension what the options ask for that are read when the first graph comes."""
-    asked = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
-    _C.leave_to_torch(kinds=sorted(_ops - asked), in_place=sorted(functionalize.only_in_place()))
+    _C.leave_in_place(kinds=sorted(functionalize.only_in_place()))
     if not options.fallback_enabled():
         _C.set_fallback_enabled(False)
     if options.disabled("settled_branches"):

@@ -77,7 +77,7 @@ ENABLE = {
     "keep_inputs": "Scripted training keeps tensors that the program is given, instead of what eager keeps, "
     "where then less is written and read: of `gelu(x + bias)` x, and not the sum. To write to such a tensor "
     "before the backward raises torch's error, as it does with torch.compile.",
-    "graph_op_fusion": "`index_select` and `gather` are fused, outside of training.",
+    "graph_op_fusion": "Always on: `index_select` and `gather` are fused.",
     **_inert("kernel_profile warn_register_spill"),
 }
 

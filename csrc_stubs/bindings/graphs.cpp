@@ -184,13 +184,8 @@ void bind_graphs(py::module_& m) {
       py::arg("most_joined"), py::arg("most_joined_in_memory"),
       "What the op table says about kinds of nodes (torchscript/op_facts.h).");
   m.def(
-      "leave_to_torch",
-      [](const std::vector<std::string>& kinds, const std::vector<std::string>& in_place) {
-        leave_to_torch(symbols(kinds), symbols(in_place));
-        profile_kinds({}, kinds);
-      },
-      py::arg("kinds"), py::arg("in_place"),
-      "Once, before the first graph: ops that groups do not take, and in-place ops that stay.");
+      "leave_in_place", [](const std::vector<std::string>& kinds) { leave_in_place(symbols(kinds)); },
+      py::arg("kinds"), "Once, before the first graph: in-place ops that stay.");
   m.def("settle_branches", py::overload_cast<bool>(&settle_branches),
         "Whether branches that follow from the sizes and attributes of a call are settled "
         "(torchscript/settled_branches.h). Returns the state before.");

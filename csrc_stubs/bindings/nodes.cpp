@@ -163,7 +163,8 @@ bool is_tensor_list(const Value& value) {
     return false;
   }
   const auto items = node->inputs();
-  return !items.empty() && std::all_of(items.begin(), items.end(), is_tensor);
+  const auto fits = [](const Value* item) { return is_tensor(item) || item->mustBeNone(); };
+  return std::any_of(items.begin(), items.end(), is_tensor) && std::all_of(items.begin(), items.end(), fits);
 }
 
 // A number that stands for the op's schema, 0 for none that lists its arguments. None for ops that may be

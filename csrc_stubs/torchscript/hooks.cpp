@@ -198,12 +198,9 @@ Callback& differentiable_callback() {
 
 bool ask_about_all(bool on) { return std::exchange(torch::jit::tensorexpr::getTEGenerateBlockCode(), on); }
 
-void profile_kinds(const std::vector<std::string>& names, const std::vector<std::string>& no_more) {
+void profile_kinds(const std::vector<std::string>& names) {
   const std::unique_lock<std::shared_mutex> lock(profiled().mutex);
   profiled().kinds.merge(symbols(names));
-  for (const c10::Symbol kind : symbols(no_more)) {
-    profiled().kinds.erase(kind);
-  }
 }
 
 torch::jit::Operation torchs_operation(const torch::jit::Node* node) {

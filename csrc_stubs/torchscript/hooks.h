@@ -58,8 +58,8 @@ struct DifferentiableExecutors {
 // Of the differentiable graphs in a program, in order. Torch finds only those whose operation is its own.
 std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& code);
 
-// Nodes of these kinds get the types of their tensors profiled from now on, and those of `no_more` do not.
-void profile_kinds(const std::vector<std::string>& names, const std::vector<std::string>& no_more = {});
+// Nodes of these kinds get the types of their tensors profiled from now on.
+void profile_kinds(const std::vector<std::string>& names);
 // Torch asks the profiling predicate about the ops that neither autodiff nor NNC knows. NNC knows all that
 // are fused; while it generates code for "blocks", two ops only. Nothing else is read from that switch
 // where NNC is off. Returns its state before.

@@ -20,14 +20,10 @@ void set_op_facts(OpFacts facts) {
   std::call_once(once, [&facts] { told() = std::move(facts); });
 }
 
-void leave_to_torch(const Kinds& kinds, const Kinds& in_place) {
+void leave_in_place(const Kinds& kinds) {
   static std::once_flag once;
   std::call_once(once, [&] {
     for (const c10::Symbol kind : kinds) {
-      told().computed.erase(kind);
-      told().handed_on.erase(kind);
-    }
-    for (const c10::Symbol kind : in_place) {
       told().in_place.erase(kind);
     }
   });

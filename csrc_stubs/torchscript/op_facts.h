@@ -79,8 +79,8 @@ inline SizeRules size_rules(
 
 const OpFacts& op_facts();         // op_facts.cpp
 void set_op_facts(OpFacts facts);  // by take_op_facts (hooks.h); later calls change nothing
-// Takes kinds out of the facts, before the first graph is looked at; later calls change nothing. `kinds`:
-// ops that groups do not take; `in_place`: ops that stay in place.
-void leave_to_torch(const Kinds& kinds, const Kinds& in_place);
+// Takes ops that stay in place out of the facts, before the first graph is looked at; later calls change
+// nothing.
+void leave_in_place(const Kinds& kinds);
 
 }  // namespace tsfuser

@@ -8,7 +8,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser import options
 from tsfuser.frontends.dynamo.program import compile_graph
 from tsfuser.frontends.dynamo.settings import Settings
 
@@ -305,13 +304,12 @@ def test_an_index_out_of_range_is_an_error_of_intact_operands(device):
 
     values = [torch.randn(6, 8), torch.randn(5, 8), torch.tensor([0, 1, 4, 3, 2, 1])]
     values = [v.to(device) for v in values]
-    with options.override(enable={"graph_op_fusion": ""}):
-        run = program(function, *values)
-        for _ in range(2):
-            [found], addresses = called(run, *values)
-            assert_matches(found, function(*values), ops=4)
-            assert found.data_ptr() not in addresses
-        assert tsfuser.stats()["launches"] == 2
-        if device == "cpu":  # a GPU stops with an assertion of the device
-            with pytest.raises((IndexError, RuntimeError), match="index out of range"):
-                called(run, *values[:2], values[2] + 3)
+    run = program(function, *values)
+    for _ in range(2):
+        [found], addresses = called(run, *values)
+        assert_matches(found, function(*values), ops=4)
+        assert found.data_ptr() not in addresses
+    assert tsfuser.stats()["launches"] == 2
+    if device == "cpu":  # a GPU stops with an assertion of the device
+        with pytest.raises((IndexError, RuntimeError), match="index out of range"):
+            called(run, *values[:2], values[2] + 3)

@@ -1,10 +1,8 @@
-"""index_select and gather in groups, where PYTORCH_NVFUSER_ENABLE asks for graph_op_fusion: values, layouts
-and sizes."""
+"""index_select and gather in groups: values, layouts and sizes."""
 
 import pytest
 import torch
 
-from kit import lookups
 from kit.lookups import compare, indices
 from kit.support import (
     assert_matches,
@@ -17,12 +15,6 @@ from kit.support import (
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 HOST = pytest.mark.parametrize("target", ["cpu", "cpu-fibers"])
-
-
-@pytest.fixture(autouse=True)
-def asked():
-    with lookups.asked():
-        yield
 
 
 # ---- what is done with what was looked up

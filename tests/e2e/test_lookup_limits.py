@@ -6,19 +6,11 @@ import pytest
 import torch
 
 import tsfuser
-from kit import lookups
 from kit.lookups import LOOKUPS, compare, indices
-from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, run_python, script
-from tsfuser import options
+from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 HOST = pytest.mark.parametrize("target", ["cpu", "cpu-fibers"])
-
-
-@pytest.fixture(autouse=True)
-def asked():
-    with lookups.asked():
-        yield
 
 
 # ---- indices out of range
@@ -127,16 +119,6 @@ def explained(text, *inputs):
 
 
 @pytest.mark.graphs
-@pytest.mark.parametrize("op", ["x.index_select(0, i)", "x.gather(0, i[:, None])"])
-def test_without_the_option_nothing_is_looked_up_in_a_group(device, op):
-    x, i = torch.randn(5, 5, device=device), indices((3,), 5, device)
-    with options.override(enable={}):
-        inside, report = explained(f"({op} + 1.0).relu()", x, i)
-    assert inside == [["aten::add", "aten::relu"]]
-    assert "is fused where PYTORCH_NVFUSER_ENABLE=graph_op_fusion asks for it" in report
-
-
-@pytest.mark.graphs
 def test_a_table_that_is_computed_is_another_groups(device):
     x, i = torch.randn(5, 5, device=device), indices((3,), 5, device)
     inside, _ = explained("(((x * 2.0).relu()).index_select(0, i) + 1.0).exp()", x, i)
@@ -196,28 +178,3 @@ def test_training_is_left_to_eager(device):
     assert_matches(got, x.grad, ops=8)
     inside = {kind for group in groups(scripted) for kind in kinds(group)}
     assert inside and not LOOKUPS & inside
-
-
-PROGRAM = """
-import torch, tsfuser
-
-@torch.jit.script
-def f(x, i):
-    return (x.index_select(0, i) + 1.0).relu()
-
-x, i = torch.randn(5, 7), torch.tensor([4, 0, 4])
-with tsfuser.fuser():
-    for _ in range(3):
-        y = f(x, i)
-assert torch.equal(y, (x[i] + 1.0).relu())
-print(str(f.graph_for(x, i)).partition("with prim::CudaFusionGroup")[2])
-"""
-
-
-@pytest.mark.graphs
-@pytest.mark.parametrize("target", ["cpu"])
-@pytest.mark.parametrize("word", ["graph_op_fusion", "complex"])
-def test_the_environment_asks_for_it(tmp_path, target, word):
-    status, out, err = run_python(tmp_path, PROGRAM, PYTORCH_NVFUSER_ENABLE=word)
-    assert status == 0 and "without a meaning" not in err, err
-    assert ("aten::index_select" in out) == (word == "graph_op_fusion") and "aten::relu" in out

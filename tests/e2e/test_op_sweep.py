@@ -226,6 +226,11 @@ UNLISTED = {
     "tsfuser::instance_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::rms_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::index_backward": "made by autodiff: test_index_gradients",
+    **{
+        f"aten::{name}": "losses: test_class_losses"
+        for name in "cross_entropy_loss nll_loss2d nll_loss2d_forward nll_loss_forward nll_loss_nd".split()
+    },
+    "aten::index": "made of `x[i]`: test_indexing",
     "tsfuser::filled": "made of writes to parts: test_number_writes",
     "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
     "tsfuser::kept_result": "made of what is kept of a batch norm: test_norm_results",

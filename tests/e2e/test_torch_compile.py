@@ -13,7 +13,6 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsfuser
-from kit import lookups
 from kit.compiled_models import MODELS
 from kit.random_programs import sweep
 from kit.support import assert_matches
@@ -421,13 +420,12 @@ def test_programs_with_one_group_name_each_their_own_line():
     def second(x, at):
         return torch.gather(x * 2, 1, at).exp() + 1  # of the second
 
-    with lookups.asked():
-        for function in (first, second):
-            call = compiled(function)
-            call(torch.rand(5, 7), torch.tensor([[0, 1, 2]]))
-            with pytest.raises(RuntimeError, match="index 9 is out of bounds") as error:
-                call(torch.rand(5, 7), torch.tensor([[0, 1, 9]]))
-            assert f"# of the {function.__name__}" in notes_of(error.value)
+    for function in (first, second):
+        call = compiled(function)
+        call(torch.rand(5, 7), torch.tensor([[0, 1, 2]]))
+        with pytest.raises(RuntimeError, match="index 9 is out of bounds") as error:
+            call(torch.rand(5, 7), torch.tensor([[0, 1, 9]]))
+        assert f"# of the {function.__name__}" in notes_of(error.value)
 
 
 def test_scripted_functions_inside_keep_torchscripts_errors():
@@ -439,7 +437,7 @@ def test_scripted_functions_inside_keep_torchscripts_errors():
 
     calls_scripted.register_fake(lambda x, at: x.new_empty((at.shape[0], x.shape[1])))
     x, good, bad = torch.ones(4, 1), torch.tensor([1, 0]), torch.tensor([0, 9])
-    with lookups.asked(), tsfuser.fuser():
+    with tsfuser.fuser():
         for _ in range(4):
             scripted(x, good)
         call = compiled(lambda x, at: calls_scripted(x, at) * 2)

@@ -1,23 +1,10 @@
-"""Programs that look elements up in a tensor, against eager, where PYTORCH_NVFUSER_ENABLE asks for
-graph_op_fusion."""
-
-import contextlib
+"""Programs that look elements up in a tensor, against eager."""
 
 import torch
 
 from kit.support import all_graphs, assert_matches, fuse, groups, kinds, no_fallback, script
-from tsfuser import _C, options
 
-LOOKUPS = {"aten::index_select", "aten::gather"}
-
-
-@contextlib.contextmanager
-def asked():
-    """The option as if it had been set at the import."""
-    _C.register_profiled_kinds(sorted(LOOKUPS))
-    torch.manual_seed(11)
-    with options.override(enable={"graph_op_fusion": ""}):
-        yield
+LOOKUPS = {"aten::index_select", "aten::gather", "aten::embedding", "aten::index", "aten::take_along_dim"}
 
 
 def compare(text, *inputs, ops=40, fused=True):

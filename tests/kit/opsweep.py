@@ -20,8 +20,6 @@ import tsfuser
 from kit.batch import collecting, load
 from kit.nearness import difference
 from kit.support import copy_of, counted, groups, incoming_gradient, kinds, script
-from tsfuser import options
-from tsfuser.ops import table
 
 PROFILED = 3  # inference is fused in call 2, training in call 3
 CHUNK = 400  # programs alive at a time
@@ -256,16 +254,12 @@ def _compared(actual, eager, exact, roundings):
 
 @contextlib.contextmanager
 def single_nodes(guards=True):
-    """Groups of one node, of ops that an option asks for as well; with guards, or without. Autodiff leaves no
-    op to eager."""
-    optional = [row for row in table.all_rows() if row.option]
-    tsfuser._C.register_profiled_kinds([row.name for row in optional])
+    """Groups of one node, with guards, or without. Autodiff leaves no op to eager."""
     single = torch._C._jit_set_nvfuser_single_node_mode(True)
     guarded = torch._C._jit_set_nvfuser_guard_mode(guards)
     inlined = torch._C._debug_set_autodiff_subgraph_inlining(False)
     try:
-        with options.override(enable={row.option: "" for row in optional}):
-            yield
+        yield
     finally:
         torch._C._jit_set_nvfuser_single_node_mode(single)
         torch._C._jit_set_nvfuser_guard_mode(guarded)

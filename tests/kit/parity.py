@@ -328,7 +328,7 @@ SECTIONS = {
                 "e2e/test_reductions::test_other_forms"),
         absent("argmax and cumsum are not fused.",
                "nor here",
-               "e2e/test_parity::test_scans_and_indices_are_not_fused"),
+               "e2e/test_parity::test_scans_are_not_fused"),
         same("A dim of size 1 is squeezed, not summed over.",
              "e2e/test_reductions::test_a_dim_of_size_1"),
     ),
@@ -363,11 +363,12 @@ SECTIONS = {
              "e2e/test_merged_dims::test_merged_dims_are_part_of_one_kernel",
              "e2e/test_merged_dims::test_what_one_kernel_cannot_do_is_one_group_all_the_same",
              "e2e/test_merged_dims::test_a_view_that_eager_refuses_raises_its_error"),
-        same("index_select and gather along a constant dim, with the option `graph_op_fusion`: from a "
+        differs("index_select and gather along a constant dim, with the option `graph_op_fusion`: from a "
              "group's input.",
+             "always on; also x[i, j], embedding and take_along_dim",
              "e2e/test_lookup::test_index_select",
              "e2e/test_lookup::test_gather",
-             "e2e/test_lookup_limits::test_without_the_option_nothing_is_looked_up_in_a_group",
+             "e2e/test_indexing::test_x_of_indices",
              "e2e/test_lookup_limits::test_a_table_that_is_computed_is_another_groups",
              "e2e/test_lookup_limits::test_an_index_out_of_range_raises_what_eager_raises"),
         differs("Nothing else in the group reads the tensor that is looked up in.",

@@ -90,7 +90,17 @@ _POSITIVE = {
 }
 NORMS = {"normalization", "batch_norm", "batch_norm_backward", "instance_norm", "group_norm", "rms_norm"}
 # families whose samples are made in their tests
-_OWN_TESTS = NORMS | {"reduction", "softmax", "random", "lookup", "joins", "parts", "paddings", "fills"}
+_OWN_TESTS = NORMS | {
+    "reduction",
+    "softmax",
+    "random",
+    "lookup",
+    "losses",
+    "joins",
+    "parts",
+    "paddings",
+    "fills",
+}
 
 
 @dataclass

@@ -167,7 +167,7 @@ def test_a_random_op_counts_in_the_order_of_memory_without_gaps():
 
 
 def looked_up(builder, x, index, y):
-    rows = builder.lookup("index_select", x, 0, index, (index.dims[0], x.dims[1]))
+    rows = builder.lookup("index_select", x, (index.dims[0], x.dims[1]), (None, 1), {0: index})
     return relu(builder, add(builder, rows, y))
 
 
@@ -176,13 +176,17 @@ def test_a_lookup_survives_the_text_and_its_table_is_no_input():
     assert verify(fusion) is None and read(str(fusion)) == fusion
     [op] = fusion.lookups
     assert op.table == 0 and [i.index for i in fusion.inputs] == [1, 2]
-    assert [call.value(s) for s in (*op.strides, op.step, op.extent)] == [0, 1, 16, 5]
+    assert [call.value(s) for s in (*op.strides, *op.steps, *op.extents)] == [0, 1, 16, 5]
     assert read(str(fusion)).axes == op.output.axes  # none for the rows of the table
 
 
 @pytest.mark.parametrize(
     "change, complaint",
-    [(dict(strides=()), "0 strides"), (dict(operands=(Value("other", INT64, ()),)), "before it is defined")],
+    [
+        (dict(strides=()), "0 strides"),
+        (dict(operands=(Value("other", INT64, ()),)), "before it is defined"),
+        (dict(steps=()), "1 indices and 0 steps"),
+    ],
 )
 def test_a_damaged_lookup_does_not_verify(change, complaint):
     _, fusion = build(looked_up, tensor(5, 8), tensor(3, dtype="int64"), tensor(3, 8))
@@ -190,12 +194,25 @@ def test_a_damaged_lookup_does_not_verify(change, complaint):
     assert complaint in verify(replace(fusion, ops=ops))
 
 
-def test_what_is_looked_up_in_is_in_memory():
+def test_a_table_that_is_elementwise_is_computed_where_it_is_looked_up():
+    def program(b, x, y, index):
+        table = relu(b, add(b, x, b.reduce("sum", "sum", y, [1], True, y.dtype)))
+        return b.lookup("gather", table, index.dims, (0, None), {1: index})
+
+    call, fusion = build(program, tensor(4, 5), tensor(4, 5), tensor(4, 3, dtype="int64"))
+    assert verify(fusion) is None and [op.table for op in fusion.lookups] == [0]
+    names = [op.name for op in fusion.ops]
+    assert names == ["sum", "gather", "add", "relu", "gather"]
+    assert [call.value(a.extent) for a in fusion.ops[2].output.axes] == [4, 3]
+
+
+def test_sums_are_not_looked_up_in_their_group():
     def program(b, x, index):
-        return b.lookup("gather", relu(b, x), 0, index, index.dims)
+        table = b.reduce("sum", "sum", x, [1], False, x.dtype)
+        return b.lookup("gather", table, index.dims, (None,), {0: index})
 
     with pytest.raises(Refusal, match="is computed in its group"):
-        build(program, tensor(5), tensor(3, dtype="int64"))
+        build(program, tensor(5, 6), tensor(3, dtype="int64"))
 
 
 @pytest.mark.parametrize("change, complaint", [

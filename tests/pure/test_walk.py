@@ -71,13 +71,8 @@ def test_sums_of_sums_come_after_all_that_they_need(machine):
 
 
 def selected(b, x, index, y):
-    rows = b.lookup(
-        "index_select",
-        x,
-        0,
-        index,
-        (index.dims[0], None if x.dims[1] is None else b.fresh_axis(x.dims[1].extent)),
-    )
+    dims = (index.dims[0], None if x.dims[1] is None else b.fresh_axis(x.dims[1].extent))
+    rows = b.lookup("index_select", x, dims, (None, 1), {0: index})
     return add(b, rows, y)
 
 
@@ -119,7 +114,7 @@ def test_rows_of_a_dense_table_are_read_as_vectors():
 
 def test_indices_that_differ_along_a_row_are_looked_up_one_by_one():
     def program(b, x, index):
-        return relu(b, b.lookup("gather", x, 0, index, index.dims))
+        return relu(b, b.lookup("gather", x, index.dims, (None, 1), {0: index}))
 
     _, _, [kernel] = planned(program, tensor(9, 64), tensor(7, 64, dtype="int32"))
     found = {s.buffer: s.lanes for s in statements(kernel.body) if isinstance(s, Load)}

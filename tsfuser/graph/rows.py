@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import _C, options
+from .. import _C
 from ..ir.dtypes import DTYPES
 from ..ops import table
 from .wrapper import (
@@ -97,7 +97,7 @@ class Knowledge:
 
 
 def row_of(node: Node) -> tuple[table.Row, Schema] | None:
-    """The node's row in the op table and its schema; None also where an option would have to ask for it."""
+    """The node's row in the op table and its schema."""
     key = _C.schema_key(node)
     known = _with_rows.get(key)
     if known is None:
@@ -108,17 +108,19 @@ def row_of(node: Node) -> tuple[table.Row, Schema] | None:
         known = row, found
         if key is not None:
             _with_rows[key] = known
-    return known if not known[0].option or options.enabled(known[0].option) else None
+    return known
 
 
 #: By the number that stands for a schema, as in `schema`; only what has a row, as rows may be added.
 _with_rows: dict[int, tuple[table.Row, Schema]] = {}
 
 
-def table_of(node: Node) -> Value | None:
-    """The operand that the node reads at places which another one holds."""
+def tables_of(node: Node) -> list[Value]:
+    """The operands that the node reads at places which another one holds."""
     found = row_of(node)
-    return node.inputsAt(found[1].arguments.index(found[0].table)) if found and found[0].table else None
+    names = found[0].table.split() if found else ()
+    tables = [node.inputsAt(found[1].arguments.index(name)) for name in names]  # type: ignore[index]
+    return [v for v in tables if is_tensor(v)]
 
 
 def is_unguarded(value: Value) -> bool:

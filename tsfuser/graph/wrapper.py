@@ -77,7 +77,8 @@ is_tensor: Callable[[Value], bool] = _C.is_tensor
 is_constant: Callable[[Value], bool] = _C.is_constant
 #: Whether a value is a list of ints, floats or bools.
 is_plain_list: Callable[[Value], bool] = _C.is_plain_list
-#: Whether a value is a list of tensors that its node makes, which nothing but one op reads.
+#: Whether a value is a list of tensors, and perhaps of None, that its node makes, which nothing but one op
+#: reads.
 is_tensor_list: Callable[[Value], bool] = _C.is_tensor_list
 
 
@@ -202,5 +203,6 @@ def constant_of(value: Value) -> Any:
 
 
 def with_items(values: list[Value]) -> list[Value]:
-    """`values` with the items of those that are lists of tensors instead of the lists."""
-    return [item for v in values for item in (inputs(v.node()) if is_tensor_list(v) else [v])]
+    """`values` with the items of those that are lists of tensors instead of the lists; without None in such
+    lists."""
+    return [x for v in values for x in (filter(is_tensor, inputs(v.node())) if is_tensor_list(v) else [v])]

@@ -13,7 +13,7 @@ from .. import options
 from ..graph.effects import WRITES, Effects, effect, secretly_written
 from ..graph.evaluate import CONTROL
 from ..graph.identities import gives_operand_back, keeps_dtype, widens
-from ..graph.rows import Knowledge, row_of, table_of
+from ..graph.rows import Knowledge, row_of, tables_of
 from ..graph.worth import is_worth_a_kernel
 from ..graph.wrapper import (
     CONSTANT,
@@ -38,6 +38,7 @@ from ..graph.wrapper import (
 )
 from ..ops import unsupported
 from .cluster import Item, absorb, arrange, clusters
+from .lookups import Lookups
 from .outline import outline, reorder
 from .support import Refusals, Verdict, examine, separate_blocks
 from .unfused_reasons import NOT_RUN, left_over
@@ -185,8 +186,7 @@ class _Block:
             reader = min(readers[i])
             row = row_of(self.nodes[i])
             reason = reshape_refusal(self.nodes[i]) if row is not None and row[0].reshapes else None
-            looked_up = reader >= 0 and table_of(self.nodes[reader])
-            if looked_up and looked_up.unique() == self.results[i][0].unique():
+            if self._is_table(i, reader):
                 reason = "elements are looked up in it, which has to be in memory"
             inside = len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None
             if reason is None and inside:
@@ -205,8 +205,7 @@ class _Block:
         for i, readers in self._readers(i for i in casts if i not in self.order).items():
             reader = min(readers)
             if len(readers) == 1 and reader >= 0 and self._is_fusible(reader):
-                looked_up = table_of(self.nodes[reader])
-                if looked_up is None or looked_up.unique() != self.results[i][0].unique():
+                if not self._is_table(i, reader):
                     found[i] = reader
         return found
 
@@ -263,7 +262,8 @@ class _Block:
 
     def _items(self) -> list[Item]:
         metadata_uses = self._metadata_uses()
-        items = []
+        items: list[Item] = []
+        lookups = Lookups(self.maker, self._may_be_fused)
         for i, node in enumerate(self.nodes):
             verdict = self.verdicts[i]
             read = [(key, v) for key, v in zip(self.read[i], self.operands[i]) if not is_tensor_list(v)]
@@ -278,12 +278,19 @@ class _Block:
             row = row_of(node)
             joins = row is not None and row[0].joins
             meets = () if joins else tuple([key for key, v in read if self._is_worth_sharing(v)])
-            table = table_of(node) if row is not None and row[0].table else None
-            apart = (self.maker[table.unique()],) if table and table.unique() in self.maker else ()
+            apart = lookups.apart(i, node)
             items.append(
                 Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart)
             )
         return items
+
+    def _is_table(self, i: int, reader: int) -> bool:
+        """Whether node `reader`, -1 for none, looks elements up in what node `i` makes."""
+        return reader >= 0 and self.made[i][0] in ids(tables_of(self.nodes[reader]))
+
+    def _may_be_fused(self, value: Value) -> bool:
+        maker = self.maker.get(value.unique())
+        return maker is not None and self.verdicts[maker].reason is None
 
     def _with_lists(self, i: int, item: Item) -> Item:
         """`item` after all that its node needs, also lists of tensors, and what such a list holds."""

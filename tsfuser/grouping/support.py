@@ -135,6 +135,9 @@ def _judge(
     device, loose, reason = _device([v for v in values + made if is_tensor(v)], knowledge)
     if reason is not None:
         return Verdict(device, loose, reason), False
+    places = with_items([v for name, v in zip(its_schema.arguments, given) if name == row.places])
+    if any(knowledge.facts(v).device != device for v in places if is_tensor(v)):
+        return Verdict(device, loose, f"its `{row.places}` is on another device"), False
     eager = None
     if row.family == "random" and options.enabled("eager_random") and node.isNondeterministic():
         eager = eager_random.grid_of
@@ -247,9 +250,6 @@ def _foreign(node: Node) -> str:
     found = schema(node)
     if found and found.writes and table.find(found.name.rstrip("_"), found.overload):
         return f"{found.name} changes its operand in place, where something else than its readers can see it"
-    row = table.find(found.name, found.overload) if found else None
-    if row:
-        return f"{row.name} is fused where PYTORCH_NVFUSER_ENABLE={row.option} asks for it"
     overload = f".{found.overload}" if found and found.overload else ""
     return f"{node.kind()}{overload} is not in the op table (docs/ops.md lists what is)"
 

@@ -12,7 +12,7 @@ equality is a decision of the call. Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import Refusal
 from . import layout as lay
@@ -24,7 +24,6 @@ from .fusion import (
     Axis,
     Empty,
     Fusion,
-    Lookup,
     NumberInput,
     Output,
     Pointwise,
@@ -36,6 +35,7 @@ from .fusion import (
     Value,
 )
 from .limits import Limit
+from .lookups import looked_up
 from .promotion import result_type
 from .rematerialize import rematerialized
 from .result_layouts import ResultLayouts
@@ -163,7 +163,7 @@ class Builder(ResultLayouts):
         at all if `own_types`) and `symbol` (ir.symbols) gives the result in `dtype.register`. `layouts`, if
         given, are those from which the result's follows, not those of the tensors among the operands. `name`
         is that of the result, else the symbol's."""
-        dims, operands = self._broadcast(operands)
+        dims, operands = self.broadcast(operands)
         output = self.new(
             name or symbol,
             dtype,
@@ -253,26 +253,19 @@ class Builder(ResultLayouts):
         length = None if order is None else length_of(order)
         return None if length is None else Seed(uniform.output, length)
 
-    def lookup(self, name: str, table: Value, dim: int, index: Value, dims: Sequence[Axis | None]) -> Value:
-        """The elements of `table`, an argument, of which `index` names the place in dim `dim`: one for each
-        place of the other dims in the result's `dims`, none of which may be larger than the table's. The
-        result is row-major."""
-        source, where = self.input_of(table), self.input_of(index)
-        if source is None:
-            raise Refusal("what is looked up in is computed in its group, and not in memory")
-        if where is not None and where.by_value:
-            raise Refusal("an index on another device is an error in eager")
-        strides = tuple(sz.const(0) if d == dim else stride for d, stride in enumerate(source.strides))
-        output = self.new(name, table.dtype, dims)
-        extent = self.call.size(source.index, dim)
-        self.ops.append(
-            Lookup(
-                name, source.index, (index,), output, strides, source.strides[dim], extent, source.alignment
-            )
-        )
-        return output
+    def lookup(
+        self,
+        name: str,
+        table: Value,
+        dims: Sequence[Axis | None],
+        walked: Sequence[int | None],
+        indices: Mapping[int, Value],
+        layout: lay.Layout | None = None,
+    ) -> Value:
+        """The elements of `table` at the places that `indices` name in some of its dims; see `looked_up`."""
+        return looked_up(self, name, table, dims, walked, indices, layout)
 
-    def _broadcast(self, operands: Sequence[Value]) -> tuple[tuple[Axis | None, ...], tuple[Value, ...]]:
+    def broadcast(self, operands: Sequence[Value]) -> tuple[tuple[Axis | None, ...], tuple[Value, ...]]:
         """The dims of the broadcast of `operands`, and these, or what stands for those that could not be
         aligned."""
         dims: list[Axis | None] = [None] * max((len(v.dims) for v in operands if not v.is_number), default=0)

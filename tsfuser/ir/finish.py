@@ -148,7 +148,7 @@ def _check_lookups(draft: Draft, fusion: Fusion) -> None:
     if draft.updates:
         raise Refusal("an index out of range would be found after a tensor was changed in place")
     empty = {a for a in fusion.axes if not draft.call.decide(sz.lt(0, a.extent))}
-    if empty and any(empty.isdisjoint(op.operands[0].axes) for op in fusion.lookups):
+    if empty and any(empty.isdisjoint(index.axes) for op in fusion.lookups for index in op.operands):
         raise Refusal("there are indices, but no elements to compute from what they name")
 
 

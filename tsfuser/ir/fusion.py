@@ -119,18 +119,20 @@ class Reshape:
 
 @dataclass(frozen=True)
 class Lookup:
-    """`output[i]` = the element of tensor argument `table` at `sum(i_d * strides[d]) + index[i] * step`,
-    where `index`, the operand, says how far to go along a dim of the table that no loop walks: at least 0 and
-    less than `extent`, or the call is an error. `alignment` is the table's."""
+    """`output[i]` = the element of tensor argument `table` at `offset + sum(i_d * strides[d]) +
+    sum(operands[k][i] * steps[k])`. Each operand is an index. It says how far to go along a dim of the table
+    that no loop walks: at least 0 and less than `extents[k]`, or the call is an error. `alignment` is that of
+    the element at `offset`."""
 
     name: str
     table: int
     operands: tuple[Value, ...]
     output: Value
     strides: tuple[Size, ...]
-    step: Size
-    extent: Size
+    steps: tuple[Size, ...]
+    extents: tuple[Size, ...]
     alignment: Size
+    offset: Size = const(0)
 
 
 @dataclass(frozen=True)
@@ -302,7 +304,11 @@ def _leaves(fusion: Fusion) -> list[Size]:
         size for op in fusion.randoms if op.walk for size in (op.walk.counter, op.walk.threads, op.walk.width)
     ]
     sizes += [] if fusion.drawn is None else [fusion.drawn]
-    sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent, op.alignment)]
+    sizes += [
+        size
+        for op in fusion.lookups
+        for size in (*op.strides, *op.steps, *op.extents, op.alignment, op.offset)
+    ]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment, i.offset, *_bounds(i.windows)]
     for op in fusion.ops:
@@ -403,6 +409,6 @@ def statement(op: Op) -> str:
     if isinstance(op, PLACES):
         return f"{type(op).__name__.lower()}({op.name!r}, {_window(op.window)}, {op.output.name})"
     if isinstance(op, Lookup):
-        where = _sizes((op.step, op.extent, op.alignment))[1:-1]
+        where = f"{_sizes(op.steps)}, {_sizes(op.extents)}, {op.alignment.text()}{_windows(op.offset, ())}"
         return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {_sizes(op.strides)}, {where})"
     return f"pointwise({op.name!r}, {op.symbol!r}, {operands}, {op.compute}, {op.output.name})"

@@ -100,11 +100,10 @@ def _dims(op) -> str | None:
     if isinstance(op, Lookup):
         if len(op.strides) != len(op.output.dims):
             return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.strides)} strides"
-        return (
-            None
-            if set(op.output.axes) >= operands
-            else f"{op.output.name} does not vary over the axes of its index"
-        )
+        if not len(op.operands) == len(op.steps) == len(op.extents):
+            return f"{op.output.name} has {len(op.operands)} indices and {len(op.steps)} steps"
+        good = set(op.output.axes) >= operands
+        return None if good else f"{op.output.name} does not vary over the axes of its indices"
     if not set(op.axes) <= operands or set(op.output.axes) != operands - set(op.axes):
         return f"{op.output.name}: axes of the reduction do not fit"
     return None

@@ -234,21 +234,30 @@ class Elements:
         return [drawn, Compute(name, ctype, "copy", (drawn.name,))]
 
     def _lookup(self, op: Lookup, at: Indices) -> list[Stmt]:
-        """An element at the place that the op's operand says: a load, with a place where there is an
-        operand."""
-        name, ctype, [index] = op.output.name, op.output.dtype.ctype, op.operands
-        params, dims = self.params, self.schedule.domain.dims
+        """An element at the places that the op's operands say: a load whose offset depends on them."""
+        name, ctype, params, dims = (
+            op.output.name,
+            op.output.dtype.ctype,
+            self.params,
+            self.schedule.domain.dims,
+        )
         access = next(a for a in self.schedule.domain.lookups if a.buffer.value.name == name)
         register = self.registers[name] = op.output.dtype.register.ctype
         indexed = {dims[d].name for d in access.indexed}
         given = ix.both(g.condition for g in at.guards if g.dims & indexed)
-        step, flag = params.size(op.step, f"{name}_step"), params.field("flag", "int32_t*", ("flag",))
-        place = Place(f"{name}_at", params.index, index.name, step, params.count(op.extent), flag, given)
+        flag = params.field("flag", "int32_t*", ("flag",))
+        places = []
+        for k, (index, step, extent) in enumerate(zip(op.operands, op.steps, op.extents)):
+            end = f"{k}" if k else ""
+            by, count = params.size(step, f"{name}_step{end}"), params.count(extent)
+            places.append(Place(f"{name}_at{end}", params.index, index.name, by, count, flag, given))
         table = params.field(f"x{op.table}", f"const {ctype}*", ("input", op.table))
         offset, guard = self.offset(access, at), self.guard(at, access)
-        inside = ix.both([*([] if guard is None else [guard]), ix.less(-1, place.name)])
-        read = Load(f"{name}_m", ctype, table, ix.add(offset, place.name), inside)
-        return [place, read, Compute(name, register, conversion(ctype, register), (read.name,))]
+        for place in places:
+            offset = ix.add(offset, place.name)
+        inside = ix.both([*([] if guard is None else [guard]), *(ix.less(-1, p.name) for p in places)])
+        read = Load(f"{name}_m", ctype, table, offset, inside)
+        return [*places, read, Compute(name, register, conversion(ctype, register), (read.name,))]
 
     def _pointwise(self, op: Pointwise) -> Compute:
         arguments, names = [], []

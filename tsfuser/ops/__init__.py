@@ -13,6 +13,7 @@ from . import (
     instance_norm,
     joins,
     lookup,
+    losses,
     normalization,
     paddings,
     parts,

@@ -1,12 +1,12 @@
-"""Elements at places that a tensor of indices holds, over `Builder.lookup`; where PYTORCH_NVFUSER_ENABLE asks
-for `graph_op_fusion`, as in nvFuser. And the gradient of `x[index]`.
+"""Elements at places that a tensor of indices holds, over `Builder.lookup`; and the gradient of `x[index]`.
 
-In: a tensor in memory, a dim of it, indices. Out: a result whose dims are those of the indices. Example, rows
-2 and 0 of x[3, 4]:
+In: a tensor in memory, indices, the dims of the tensor that they count. Out: a result with the dims of the
+indices in the place of those. Example, rows 2 and 0 of x[3, 4]:
 
     index_select(x, 0, [2, 0])[i, j] = x[index[i], j]      gather(x, 0, index)[i, j] = x[index[i, j], j]
 
-An index out of range is an error, as in eager (codegen/runtime/lookup.h).
+An index out of range is an error, as in eager (codegen/runtime/lookup.h). Indices of `x[i]` may count from
+the end.
 
 The gradient of a row of x is the sum of the gradients of all places whose index is that row. A group looks at
 each place for each row, and so adds in an order that is the same in every run; eager sorts the indices first,
@@ -22,10 +22,11 @@ import math
 from collections.abc import Sequence
 
 from ..errors import Refusal
+from ..ir import layout as lay
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import BOOL
-from ..ir.fusion import Value
+from ..ir.dtypes import BOOL, INT64
+from ..ir.fusion import Axis, Value
 from ..ir.symbols import define
 from ..ir.values import extent
 from ..ir.windows import position
@@ -35,7 +36,7 @@ from .views import dim_of, unsqueezed
 
 Sizes = Sequence[int]
 
-_OPTION = "graph_op_fusion"
+_LOOKUP = dict(dtypes=ALL, sizes="own", selects=True)
 
 
 def _check(name: str, self: Value) -> None:
@@ -43,16 +44,13 @@ def _check(name: str, self: Value) -> None:
         raise Refusal(f"{name} from a tensor without dims is not supported")
 
 
-@composite(
-    "aten::gather",
-    dtypes=ALL,
-    sizes="own",
-    selects=True,
-    fixed=("dim",),
-    option=_OPTION,
-    table="self",
-    places="index",
-)
+def _own_dims(b: Builder, table: Value) -> list[Axis | None]:
+    """Dims as large as those of `table`, for what is walked beside the indices: over axes of their own, as
+    other values may vary along the table's."""
+    return [None if axis is None else b.fresh_axis(b.axis(axis).extent) for axis in table.dims]
+
+
+@composite("aten::gather", fixed=("dim",), table="self", places="index", picked="dim", **_LOOKUP)
 def gather(b: Builder, self, dim: int, index, sparse_grad: bool = False) -> Value:
     """Elements of `self`, each at the place of its index, but along `dim` where the index says"""
     _check("gather", self)
@@ -62,28 +60,101 @@ def gather(b: Builder, self, dim: int, index, sparse_grad: bool = False) -> Valu
     for d, (wanted, size) in enumerate(zip(b.sizes(index), b.sizes(self))):
         if d != dim and not b.call.decide(sz.le(wanted, size)):
             raise Refusal("gather with an index that is larger than the tensor is an error in eager")
-    return b.lookup("gather", self, dim, index, index.dims)
+    walked = [None if d == dim else d for d in range(len(self.dims))]
+    return b.lookup("gather", self, index.dims, walked, {dim: index})
 
 
-@composite(
-    "aten::index_select",
-    dtypes=ALL,
-    sizes="own",
-    selects=True,
-    fixed=("dim",),
-    option=_OPTION,
-    table="self",
-    places="index",
-)
+@composite("aten::take_along_dim", fixed=("dim",), table="self", places="indices", **_LOOKUP)
+def take_along_dim(b: Builder, self, indices, dim: int | None = None) -> Value:
+    """Elements of `self` as `gather` takes them; sizes broadcast but along `dim`, and all indices wrap"""
+    _check("take_along_dim", self)
+    if dim is None or len(indices.dims) != len(self.dims) or indices.dtype is not INT64:
+        raise Refusal(
+            "take_along_dim over all dims, or with int32 or an index of another rank, is left to torch"
+        )
+    dim = dim_of(len(self.dims), dim)
+    dims, walked, size = list(indices.dims), [], b.sizes(self)[dim]
+    if b.call.decide(sz.eq(size, 0)):
+        raise Refusal("take_along_dim along a dim without elements is an error in eager")
+    for d, (axis, own) in enumerate(zip(_own_dims(b, self), self.dims)):
+        if d != dim and axis is not None:
+            if dims[d] is not None and not b.call.decide(sz.eq(b.sizes(indices)[d], b.sizes(self)[d])):
+                raise Refusal("take_along_dim of sizes that do not broadcast is an error in eager")
+            dims[d] = axis if dims[d] is None else dims[d]
+        walked.append(None if d == dim or own is None else d)
+    place = b.pointwise("remainder", (indices, extent(size)), INT64)
+    return b.lookup("take_along_dim", self, dims, walked, {dim: place})
+
+
+@composite("aten::index_select", fixed=("dim",), table="self", places="index", picked="dim", **_LOOKUP)
 def index_select(b: Builder, self, dim: int, index) -> Value:
     """The parts of `self` whose places along `dim` the index holds"""
     _check("index_select", self)
     dim = dim_of(len(self.dims), dim)
     if len(index.dims) > 1:
         raise Refusal("index_select with an index of more than one dim is an error in eager")
-    dims = [None if axis is None else b.fresh_axis(b.axis(axis).extent) for axis in self.dims]
+    dims, walked = _own_dims(b, self), [None if d == dim else d for d in range(len(self.dims))]
     dims[dim] = index.dims[0] if index.dims else None
-    return b.lookup("index_select", self, dim, index, dims)
+    return b.lookup("index_select", self, dims, walked, {dim: index})
+
+
+@composite("aten::embedding", table="weight", places="indices", picked=0, **_LOOKUP)
+def embedding(
+    b: Builder,
+    weight,
+    indices,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
+    """The rows of `weight` that `indices` name"""
+    if len(weight.dims) != 2:
+        raise Refusal("embedding of a weight that is no matrix is an error in eager")
+    dims = (*indices.dims, _own_dims(b, weight)[1])
+    return b.lookup("embedding", weight, dims, [*(None for _ in indices.dims), 1], {0: indices})
+
+
+#: An index that may count from the end, counted from the beginning.
+define("from_end", "({0} < 0 ? {0} + {1} : {0})", cheap=True)
+
+
+@composite("aten::index", "Tensor", table="self", places="indices", **_LOOKUP)
+def index(b: Builder, self, indices) -> Value:
+    """`self[i, j]` for tensors i and j of places, which broadcast; `:` and `None` may be between them"""
+    rank, taken = len(self.dims), {d: i for d, i in enumerate(indices) if i is not None}
+    if not taken or len(indices) > rank:
+        raise Refusal("x[...] without an index, or with more of them than x has dims, is left to torch")
+    places = {
+        d: b.pointwise("from_end", (i, extent(b.sizes(self)[d])), INT64, own_types=True, name="index")
+        for d, i in taken.items()
+    }
+    found, met = b.broadcast(list(places.values()))
+    own, first, last = _own_dims(b, self), min(taken), max(taken)
+    between = last - first + 1 > len(taken)  # a dim that stays: then the dims of the indices come first
+    at = 0 if between else first
+    stay = [d for d in range(rank) if d not in taken]
+    walked: list[int | None] = [*stay[:at], *(None for _ in found), *stay[at:]]
+    dims = [*(own[d] for d in stay[:at]), *found, *(own[d] for d in stay[at:])]
+    layout = _index_layout(b, self, list(taken.values()), dims, walked)
+    return b.lookup("index", self, dims, walked, dict(zip(taken, met)), layout)
+
+
+def _index_layout(
+    b: Builder,
+    self: Value,
+    indices: Sequence[Value],
+    dims: Sequence[Axis | None],
+    walked: Sequence[int | None],
+) -> lay.Layout:
+    """That which eager's iterator gives the result, It meets the tensor, which does not move along the dims
+    of the indices, and then the indices, of size 1 along the others."""
+    own, behind = b.layout(self).strides, 0 if None not in walked else walked[::-1].index(None)
+    read = [lay.Layout(b.extents(dims), tuple(sz.const(0) if d is None else own[d] for d in walked))]
+    for index in indices:
+        ahead, layout = len(walked) - behind - len(index.dims), b.layout(index)
+        ones = [sz.const(1)] * ahead, [sz.const(1)] * behind
+        read.append(lay.Layout(*((*ones[0], *known, *ones[1]) for known in (layout.sizes, layout.strides))))
+    return b.pointwise_layout(dims, read)
 
 
 #: Whether an index, which may count from the end, is this place of so many.

@@ -52,14 +52,14 @@ def _cast(b: Builder, self: Value, dtype: int | None) -> Value:
     return self
 
 
-@composite("aten::softmax", "int", dtypes=REAL, sizes="first", gradient="strict")
+@composite("aten::softmax", "int", dtypes=REAL, sizes="first", along="dim", gradient="strict")
 def softmax(b: Builder, self, dim: int, dtype: int | None = None) -> Value:
     """`exp(self)` divided by its sum along `dim`"""
     x = _cast(b, self, dtype)
     return _softmax(b, x, dim, x.dtype, log=False)
 
 
-@composite("aten::log_softmax", "int", dtypes=REAL, sizes="first", gradient="strict")
+@composite("aten::log_softmax", "int", dtypes=REAL, sizes="first", along="dim", gradient="strict")
 def log_softmax(b: Builder, self, dim: int, dtype: int | None = None) -> Value:
     """The logarithm of softmax"""
     x = _cast(b, self, dtype)
@@ -74,13 +74,13 @@ def _result(b: Builder, self: Value, half_to_float: bool) -> DType:
     return FLOAT
 
 
-@composite("aten::_softmax", dtypes=FLOATING, sizes="first")
+@composite("aten::_softmax", dtypes=FLOATING, sizes="first", along="dim")
 def internal_softmax(b: Builder, self, dim: int, half_to_float: bool) -> Value:
     """softmax, in float32 of a float16 operand if `half_to_float`"""
     return _softmax(b, self, dim, _result(b, self, half_to_float), log=False)
 
 
-@composite("aten::_log_softmax", dtypes=FLOATING, sizes="first")
+@composite("aten::_log_softmax", dtypes=FLOATING, sizes="first", along="dim")
 def internal_log_softmax(b: Builder, self, dim: int, half_to_float: bool) -> Value:
     """log_softmax, in float32 of a float16 operand if `half_to_float`"""
     return _softmax(b, self, dim, _result(b, self, half_to_float), log=True)

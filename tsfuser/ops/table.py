@@ -30,6 +30,7 @@ def _names(kind: str) -> tuple[str, ...]:
 
 BOOLEAN, INTEGRAL, FLOATING, COMPLEX = map(_names, "bifc")
 PLACES = ("int32", "int64")
+MASKS = ("bool", "uint8")  # that `x[mask]` takes
 NUMERIC = INTEGRAL + FLOATING
 REAL = BOOLEAN + NUMERIC
 ALL = REAL + COMPLEX
@@ -62,10 +63,10 @@ def scalar_type(code: int) -> DType:
 class NodeArg:
     """What is known of an operator's argument while the graph is partitioned.
 
-    `kind` is `tensor`, `tensors` (a list of the `items`), `number` (bool, int, float or complex, also where
-    it is structural), `list`, `none`, `string` or `other`. `dtype` is a dtype's name for a tensor and `bool`,
-    `int`, `float` or `complex` for a number; None where unknown. `constant` is the value (lists as tuples),
-    if it is known.
+    `kind` is `tensor`, `tensors` (a list of the `items`, tensors or None), `number` (bool, int, float or
+    complex, also where it is structural), `list`, `none`, `string` or `other`. `dtype` is a dtype's name for
+    a tensor and `bool`, `int`, `float` or `complex` for a number; None where unknown. `constant` is the value
+    (lists as tuples), if it is known.
     """
 
     kind: str
@@ -77,7 +78,7 @@ class NodeArg:
     @property
     def tensors(self) -> tuple[NodeArg, ...]:
         """The tensors that it is, or holds."""
-        return (self,) if self.kind == "tensor" else self.items
+        return (self,) if self.kind == "tensor" else tuple(x for x in self.items if x.kind == "tensor")
 
     @property
     def is_usual(self) -> bool:
@@ -103,12 +104,14 @@ class Row:
     None for them. Those in `unguarded` are tensors of other dtypes and ranks in other calls. `writes` holds
     pairs: a tensor argument that the op changes in place though its schema does not say so, and the bool
     argument without which it does not. `rank_depends_on_sizes`: the rank of the result depends on which sizes
-    are 1. A view that `reshapes` splits and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without
-    which the op is left to torch. `table`: the argument that is read at places that another one holds, so
-    that it has to be in memory: no result of the op's own group. `places`: the argument that holds places,
-    whose dtypes are int32 and int64. `not_empty`: the first operand must have
-    elements. `left(device, *sizes)` gets the device, and the profiled sizes of the tensor operands
-    and of the result: the reason to leave the op to torch, or None.
+    are 1. A view that `reshapes` splits and merges dims. `table`: the arguments that are read at places which
+    another one holds. They have to be in memory: they are no results of the op's own group. `places`: the
+    argument that holds places, whose dtypes are int32 and int64. `picked`: the one dim of the first table
+    whose places these are, a number or the name of an argument. If the places are few, a group may compute
+    the elements of the table there (grouping/lookups.py). `along`: the argument, a dim, along which elements
+    of the result depend on one another; along all others they do not. `not_empty`: the first operand must
+    have elements. `left(device, *sizes)` gets the device, and the profiled sizes of the tensor operands and
+    of the result: the reason to leave the op to torch, or None.
 
     Facts that graph passes and the extension ask for:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
@@ -158,9 +161,10 @@ class Row:
     writes: tuple[tuple[str, str], ...] = ()
     rank_depends_on_sizes: bool = False
     reshapes: bool = False
-    option: str = ""
     table: str = ""
     places: str = ""
+    picked: int | str = ""
+    along: str = ""
     not_empty: bool = False
     left: Callable[..., str | None] | None = field(default=None, compare=False)
     smooth: bool = False
@@ -260,7 +264,9 @@ class Row:
 
     def _accept(self, name: str, dtype: str) -> None:
         if dtype not in (PLACES if name == self.places else self.dtypes):
-            raise Refusal(f"{self.name} with a {dtype} `{name}` is not supported")
+            mask = name == self.places and dtype in MASKS
+            why = ": the sizes of what a mask selects depend on its elements" if mask else ""
+            raise Refusal(f"{self.name} with a {dtype} `{name}` is not supported{why}")
 
 
 _ANY_FLOAT = NodeArg("number", "float")
@@ -369,7 +375,9 @@ def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder,
             if arg.kind == "tensor":
                 build_args[name] = lambda b, i=first: b.tensor(i)
             else:
-                build_args[name] = lambda b, at=range(first, len(described)): [b.tensor(i) for i in at]
+                numbers = iter(range(first, len(described)))
+                at = [next(numbers) if item.kind == "tensor" else None for item in arg.items]
+                build_args[name] = lambda b, at=at: [None if i is None else b.tensor(i) for i in at]
         elif arg.kind == "number" and name not in row.structural | row.symbolic:
             if arg.constant is not UNKNOWN:
                 build_args[name] = lambda b, value=arg.constant: b.literal(value)

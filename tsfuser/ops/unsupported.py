@@ -52,11 +52,10 @@ _WORDS = {
         unsafe_chunk unsafe_split""",
     _VIEW: """detach alias broadcast_to broadcast_tensors view_as_real view_as_complex""",
     _WHOLE: "copy repeat lift_fresh_copy",
-    _LOOK_UP: """index take take_along_dim embedding embedding_bag masked_select nonzero
+    _LOOK_UP: """take embedding_bag masked_select nonzero
         scatter scatter_add scatter_ scatter_add_ index_add index_put index_put_ one_hot
-        embedding_dense_backward nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss_backward
-        cross_entropy_loss _unsafe_index _unsafe_masked_index _unsafe_masked_index_put_accumulate
-        repeat_interleave""",
+        embedding_dense_backward nll_loss_backward nll_loss2d_backward _unsafe_index _unsafe_masked_index
+        _unsafe_masked_index_put_accumulate repeat_interleave""",
     _SCATTER: """scatter_reduce select_scatter slice_scatter diagonal_scatter as_strided_scatter
         masked_scatter index_copy index_reduce index_fill""",
     _SPECIAL: """special_bessel_j1 special_bessel_y0 special_bessel_y1

@@ -15,7 +15,7 @@ def _aten(words: str) -> frozenset[str]:
 #: Their results never share memory with a tensor that was there before.
 FRESH = _aten("""
     conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
-    linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding
+    linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack
     max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
     adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
@@ -64,7 +64,7 @@ FLAT = _aten("""
 #: Elements of their results are elements of their first operand (`Row.selects`).
 SELECTS = _aten("""
     max min median nanmedian mode kthvalue sort topk cummax cummin
-    index take masked_select index_put scatter
+    take masked_select index_put scatter
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
     fractional_max_pool2d fractional_max_pool3d
 """)
@@ -93,6 +93,8 @@ READ_SIZES = _aten("sym_size.int sym_numel")
 #: With their overloads: views whose results are parts of their first operand.
 PARTS = _aten("split.Tensor split_with_sizes unbind.int diagonal")
 
+#: They raise an error for some elements, which their parts do not, or raise another one.
+CHECKED = _aten("binary_cross_entropy multi_margin_loss multilabel_margin_loss_forward take")
 #: They scale images up. Decomposed, they would look elements up, and their backwards would sort indices.
 UPSAMPLING = _aten("""
     upsample_nearest1d upsample_nearest2d upsample_nearest3d

@@ -35,16 +35,16 @@ class Dim:
 class Access:
     """A buffer with its stride in each dim of the domain, in elements; constant 0 where it is broadcast.
 
-    For a lookup: an index i reads `i * step` elements further. Indices are less than `extent`, and vary along
-    the dims `indexed`.
+    For a lookup: its index k reads `index * steps[k]` elements further, and is less than `extents[k]`. The
+    indices vary along the dims `indexed`.
 
     For a load that shares the vectors of another, `part_of`: it reads the elements at `place`, counted along
     the last dim, of the vectors that begin where the other load reads."""
 
     buffer: Buffer
     strides: tuple[Size, ...]
-    step: Size | None = None
-    extent: Size | None = None
+    steps: tuple[Size, ...] = ()
+    extents: tuple[Size, ...] = ()
     indexed: tuple[int, ...] = ()
     part_of: str = ""
     place: int = 0
@@ -127,7 +127,8 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
         for op in segment.randoms
     )
     lookups = tuple(
-        Buffer(op.output, BufferKind.LOOKUP, op.table, op.strides, op.alignment) for op in segment.lookups
+        Buffer(op.output, BufferKind.LOOKUP, op.table, op.strides, op.alignment, offset=op.offset)
+        for op in segment.lookups
     )
     buffers = memory + randoms + lookups
     tables = tuple(_in_order(b, op) for b, op in zip(lookups, segment.lookups))
@@ -160,8 +161,9 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
         return Access(b, tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims))
 
     def indexed(op: Lookup) -> Access:
-        own = tuple(d for d, dim in enumerate(dims) if set(dim.axes) & set(op.operands[0].axes))
-        return replace(access(table[op.output.name]), step=op.step, extent=op.extent, indexed=own)
+        varying = {axis for index in op.operands for axis in index.axes}
+        own = tuple(d for d, dim in enumerate(dims) if varying.intersection(dim.axes))
+        return replace(access(table[op.output.name]), steps=op.steps, extents=op.extents, indexed=own)
 
     table = {b.value.name: b for b in lookups}
     return Domain(
@@ -176,7 +178,7 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
 def _in_order(buffer: Buffer, op: Lookup) -> Buffer:
     """The buffer of a lookup, as if its indices were 0, 1, 2...: so its axes can be sorted like those of
     other buffers."""
-    return replace(buffer, strides=tuple(op.step if s is sz.const(0) else s for s in buffer.strides))
+    return replace(buffer, strides=tuple(op.steps[0] if s is sz.const(0) else s for s in buffer.strides))
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:

@@ -176,7 +176,9 @@ def is_wide(call: Call, domain: Domain) -> bool:
     """Whether some offset, or an index rounded up to a whole tile, may exceed 2**31."""
     last: Size = domain.elements
     for a in domain.accesses + domain.lookups:
-        reach = sz.maximum(a.buffer.offset, 0) + (1 if a.step is None else a.step * a.extent + 1)
+        reach = sum(
+            (step * size for step, size in zip(a.steps, a.extents)), sz.maximum(a.buffer.offset, 0) + 1
+        )
         for d, dim in enumerate(domain.dims):
             if a.moves(d):
                 reach = reach + dim.extent * a.strides[d]
@@ -245,7 +247,9 @@ def row_alignment(a: Access, *along: int) -> Size:
     for d in range(len(a.strides)):
         if d not in along and a.moves(d):
             alignment = sz.minimum(alignment, sz.pow2(a.strides[d] * a.itemsize))
-    return alignment if a.step is None else sz.minimum(alignment, sz.pow2(a.step * a.itemsize))
+    for step in a.steps:
+        alignment = sz.minimum(alignment, sz.pow2(step * a.itemsize))
+    return alignment
 
 
 def window_alignment(domain: Domain, along: int) -> Size:

@@ -3,7 +3,7 @@
 In: torch's registered decompositions. Out: a table for AOTAutograd, which uses it while it traces. Each entry
 first tries its decomposition. If an op without a row turns up, the entry returns `NotImplemented`: the op is
 not decomposed, and torch's own kernel runs. Ops with a row are never decomposed. Example: `mse_loss` becomes
-`sub`, `pow` and `mean`; `nll_loss_forward`, which looks elements up, stays. An op on lists of tensors becomes
+`sub`, `pow` and `mean`; `scatter_add`, which has no such parts, stays. An op on lists of tensors becomes
 one op per tensor.
 """
 
@@ -17,8 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .... import options
-from ....ops import table
+from ....ops import table, without_row
 from .eager_layouts import EAGER_LAYOUTS
 from .embeddings import bag_backward, embedding_backward
 from .foreach import foreach_ops, one_by_one
@@ -40,9 +39,6 @@ _FACTORIES = frozenset(
 #: Without a row; but the copies that it makes end in inputs, or nobody needs them (rewrites/simplify.py).
 _COPY = torch.ops.aten.copy.default
 
-#: Ops that raise an error for some elements, which their parts do not.
-_CHECKED = frozenset((torch.ops.aten.binary_cross_entropy.default,))
-
 
 @cache
 def decompositions() -> dict[Any, Callable]:
@@ -54,9 +50,10 @@ def decompositions() -> dict[Any, Callable]:
 
     found = {}
     for op, function in registered().items():
-        if not isinstance(op, torch._ops.OpOverload) or stays_whole(op) or op in _CHECKED:
+        if not isinstance(op, torch._ops.OpOverload) or stays_whole(op):
             continue
-        if not _has_row(op) and not op._schema.is_mutable:
+        checked = op._schema.name in without_row.CHECKED
+        if not _has_row(op) and not checked and not op._schema.is_mutable:
             found[op] = partial(_tried, function)
     found.update(
         (op, one_by_one(op, element))
@@ -112,8 +109,7 @@ def _smooth_l1_loss_backward(gradient, input, target, reduction, beta):
 
 
 def _has_row(op: torch._ops.OpOverload) -> bool:
-    row = table.find(op._schema.name, op._schema.overload_name)
-    return row is not None and (not row.option or options.enabled(row.option))
+    return table.find(op._schema.name, op._schema.overload_name) is not None
 
 
 def _is_view(op: torch._ops.OpOverload) -> bool:

@@ -1,0 +1,101 @@
+"""Losses of class indices: of each row of log-probabilities the element of its class.
+
+In: log-probabilities x[N, C] or x[N, C, ...], classes t[N, ...] and perhaps a weight for each class. Out: the
+losses, their sum, or their mean. Example:
+
+    nll_loss(x, t, w, mean) = sum over n of (-x[n, t[n]] * w[t[n]]) / sum over n of w[t[n]]
+
+Where a class is `ignore_index`, both sums leave the row out, and nobody asks whether it is in range. A
+log_softmax before it is not stored: the group computes that of the classes alone (ir/lookups.py).
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.dtypes import BOOL, INT64
+from ..ir.fusion import Value
+from .reduction import narrow
+from .softmax import log_softmax
+from .table import FLOATING, composite
+
+NONE, MEAN, SUM = range(3)  # reductions
+
+_LOSS = dict(dtypes=FLOATING, table="self weight", places="target", picked=1)
+
+
+def _check(b: Builder, self: Value, target: Value, weight: Value | None) -> None:
+    if len(self.dims) < 2 or len(target.dims) != len(self.dims) - 1 or target.dtype is not INT64:
+        raise Refusal(
+            "a loss of one row, or of classes that are not one int64 for each row, is left to torch"
+        )
+    if not all(b.call.decide(sz.eq(x, y)) for x, y in zip(b.sizes(target), _without_classes(b, self))):
+        raise Refusal("a loss of classes that are not one for each row is an error in eager")
+    if weight is not None and (weight.dtype is not self.dtype or len(weight.dims) != 1):
+        raise Refusal("a loss with weights of another dtype, or of several dims, is left to torch")
+    if weight is not None and not b.call.decide(sz.eq(b.sizes(weight)[0], b.sizes(self)[1])):
+        raise Refusal("a loss with weights that are not one for each class is an error in eager")
+
+
+def _without_classes(b: Builder, self: Value) -> tuple[sz.Size, ...]:
+    sizes = b.sizes(self)
+    return (sizes[0], *sizes[2:])
+
+
+def _loss(
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
+) -> tuple[Value, Value]:
+    """The loss, and the sum of the weights of all rows, 0 where nothing is reduced."""
+    _check(b, self, target, weight)
+    register, dims = self.dtype.register, list(range(len(target.dims)))
+    counts = b.pointwise("ne", (target, b.literal(ignore_index)), BOOL, own_types=True)
+    place = b.pointwise("where", (counts, target, b.literal(0)), INT64, own_types=True)
+    walked = [0, *range(2, len(self.dims))]
+    loss = b.pointwise("neg", (b.lookup("nll_loss", self, target.dims, walked, {1: place}),), register)
+    own: Value = b.literal(1.0)
+    if weight is not None:
+        own = b.lookup("weight", weight, target.dims, [None for _ in dims], {0: place})
+        loss = b.pointwise("mul", (loss, own), register)
+    zero = b.literal(0.0)
+    loss = b.pointwise("where", (counts, loss, zero), register, own_types=True, name="nll_loss")
+    if reduction == NONE:
+        return b.contiguous(narrow(b, "nll_loss", loss, self.dtype)), b.pointwise("copy", (zero,), self.dtype)
+    loss = b.reduce("nll_loss", "sum", loss, dims, False, register)
+    own = b.pointwise("where", (counts, own, zero), register, own_types=True, name="weight")
+    total = b.reduce("total_weight", "sum", own, dims, False, register)
+    if reduction == MEAN:
+        loss = b.pointwise("div", (loss, total), register, name="nll_loss")
+    return narrow(b, "nll_loss", loss, self.dtype), narrow(b, "total_weight", total, self.dtype)
+
+
+@composite("aten::nll_loss_forward", sizes=("own", "own"), **_LOSS)
+@composite("aten::nll_loss2d_forward", sizes=("own", "own"), **_LOSS)
+def nll_loss_forward(
+    b: Builder, self, target, weight, reduction: int, ignore_index: int
+) -> tuple[Value, Value]:
+    """The log-probabilities of classes, negative, and the sum of their weights"""
+    return _loss(b, self, target, weight, reduction, ignore_index)
+
+
+@composite("aten::nll_loss", sizes="own", **_LOSS)
+@composite("aten::nll_loss2d", sizes="own", **_LOSS)
+@composite("aten::nll_loss_nd", sizes="own", **_LOSS)
+def nll_loss(b: Builder, self, target, weight=None, reduction: int = MEAN, ignore_index: int = -100) -> Value:
+    """The log-probabilities of classes, negative"""
+    return _loss(b, self, target, weight, reduction, ignore_index)[0]
+
+
+@composite("aten::cross_entropy_loss", sizes="own", needs_kernel=True, only={"label_smoothing": 0.0}, **_LOSS)
+def cross_entropy_loss(
+    b: Builder,
+    self,
+    target,
+    weight=None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing=None,
+) -> Value:
+    """`nll_loss` of `log_softmax`, of class indices, without label smoothing"""
+    _check(b, self, target, weight)
+    return _loss(b, log_softmax(b, self, 1), target, weight, reduction, ignore_index)[0]
