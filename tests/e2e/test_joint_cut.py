@@ -9,9 +9,10 @@ from kit import opinfo
 from kit.derivatives import Untraceable, built, cut_in_two, forms, ours_and_eagers, runnable
 from kit.joint_programs import LEFT, MASKS, PROGRAMS, infos, tensors
 from tsfuser.errors import Refusal
-from tsfuser.joint.cut import LONGEST, cut
-from tsfuser.joint.example_sizes import ExampleSizes
+from tsfuser.joint.cut import LONGEST
+from tsfuser.joint.example_types import note_types
 from tsfuser.joint.min_cut import UNBOUNDED, Network
+from tsfuser.joint.passes import divide, write_to_new
 
 #: Ops whose inputs eager reads otherwise: it copies a matrix first; its trace has a size as a tensor.
 OTHERWISE = {"matmul", "nn.functional.kl_div"}
@@ -44,7 +45,7 @@ def saved_by_us(parts, own):
 
 def cut_of(call, given, mask=None, **options):
     _, joint = built(call, given, mask or (True,) * len(given))
-    return cut(joint, **options)
+    return divide(joint, **options)
 
 
 def kinds(graph):
@@ -233,21 +234,85 @@ def test_cuts_of_random_networks_are_the_cheapest():
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_sizes_of_what_a_rule_computes_follow_from_rows(program):
-    """Those of all values, with the gradients, as in a call."""
+def test_types_are_those_of_a_call(program):
+    """Of all values, with the gradients: dtypes, sizes and strides."""
     given = tensors(PROGRAMS[program][0])
     _, joint = built(program, given, (True, True, True))
     graph = joint.graph.copy()
+    note_types(graph)
     nodes = [node for node in graph.nodes() if node.kind() != "prim::Constant"]
     made = [v for node in nodes for v in node.outputs() if v.type().kind() == "TensorType" and v.uses()]
-    known = ExampleSizes(graph)
-    known = [(v.node().kind(), known.of(v)) for v in made]
+    known = [(v.node().kind(), v.type().dtype(), v.type().sizes(), v.type().strides()) for v in made]
     for _ in range(len(list(graph.outputs()))):
         graph.eraseOutput(0)
     for value in made:
         graph.registerOutput(value)
-    grads = list(joint.graph.inputs())[-len(joint.asked) :]
+    grads = list(graph.inputs())[-len(joint.asked) :]
     seen = runnable(graph)(*given, *(torch.ones(g.type().sizes(), dtype=torch.float64) for g in grads))
-    for (kind, sizes), result in zip(known, seen):
-        assert sizes in (None, list(result.shape)), kind
-    assert sum(sizes is not None for _, sizes in known) > len(known) / 3
+    for fact, result in zip(known, seen, strict=True):
+        kind, dtype, sizes, strides = fact
+        assert (dtype, sizes) == (result.dtype, list(result.shape)), kind
+        wide = [d for d, size in enumerate(sizes) if size != 1]
+        assert [strides[d] for d in wide] == [result.stride(d) for d in wide], kind
+
+
+@pytest.mark.parametrize("of_weight", [torch.float32, torch.bfloat16])
+def test_statistics_of_a_norm_have_the_dtype_that_eager_gives_them(of_weight):
+    x, w = torch.randn(4, 8, dtype=torch.bfloat16), torch.ones(8, dtype=of_weight)
+    _, joint = built(lambda x, w: F.layer_norm(x, [8], w, w, 1e-5), [x, w], (True, True))
+    note_types(joint.graph)
+    norm = joint.graph.findNode("aten::native_layer_norm")
+    eagers = torch.native_layer_norm(x, [8], w, w, 1e-5)
+    assert [v.type().dtype() for v in norm.outputs()] == [t.dtype for t in eagers]
+
+
+# ---- the passes around it
+
+
+def test_a_result_of_a_norm_is_computed_again_of_its_statistics():
+    def program(x, w, b):
+        return F.silu(F.layer_norm(x, [8], w, b, 1e-5))
+
+    given = tensors(((4, 8), (8,), (8,)))
+    _, joint = built(program, given, (True, True, True))
+    function, parts = cut_in_two(joint)
+    assert kinds(parts.forward).count("native_layer_norm") == 1 and "sub" not in kinds(parts.forward)
+    assert sum(v.type().dim() == 2 for v in tensors_saved(parts)) == 2  # the statistics
+    for own, its in zip(*ours_and_eagers(function, joint, program, given, (True,) * 3), strict=True):
+        torch.testing.assert_close(own, its, rtol=1e-10, atol=1e-12)
+
+
+def test_a_result_of_a_norm_that_a_product_reads_is_saved():
+    def program(x, w, b):
+        return F.layer_norm(x, [8], w, b, 1e-5) @ w
+
+    _, joint = built(program, tensors(((4, 8), (8,), (8,))), (True, True, True))
+    function, parts = cut_in_two(joint)
+    made = {v.node().kind() for v in tensors_saved(parts)}
+    assert made == {"aten::native_layer_norm"} and "sub" not in kinds(parts.forward)
+
+
+def test_two_dropouts_of_one_value_stay_two():
+    def program(x):
+        return F.dropout(x, 0.5, True) - F.dropout(x, 0.5, True)
+
+    _, joint = built(program, [torch.ones(64, dtype=torch.float64)], (True,))
+    _, parts = cut_in_two(joint)
+    assert kinds(parts.forward).count("native_dropout") == 2
+
+
+def test_a_gradient_at_places_is_written_to_zeros():
+    """Not to a copy of them. What another op reads, too, is not written to."""
+    index = torch.tensor([1, 0, 1])
+    _, joint = built(lambda x: x[index].exp(), tensors(((4, 8),)), (True,))
+    function, parts = cut_in_two(joint)
+    assert "index_put_" in kinds(parts.backward)
+    graph = torch._C.parse_ir(
+        """graph(%x : Tensor, %n : int[], %i : Tensor?[], %no : NoneType, %yes : bool):
+  %z : Tensor = aten::new_zeros(%x, %n, %no, %no, %no, %no)
+  %a : Tensor = aten::index_put(%z, %i, %x, %yes)
+  %b : Tensor = aten::index_put(%z, %i, %x, %yes)
+  return (%a, %b)"""
+    )
+    write_to_new(graph)
+    assert kinds(graph) == ["new_zeros", "index_put", "index_put"]

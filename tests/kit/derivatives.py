@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tsfuser.errors import Refusal
 from tsfuser.graph.types import infer_missing_types
-from tsfuser.joint.cut import cut
+from tsfuser.joint.passes import divide
 from tsfuser.joint.reverse import reverse
 
 
@@ -96,7 +96,7 @@ def runnable(graph):
 
 def cut_in_two(joint, **options):
     """The joint graph as a function that runs its forward, then its backward, and what the cut is."""
-    parts = cut(joint, **options)
+    parts = divide(joint, **options)
     forward, backward = runnable(parts.forward), runnable(parts.backward)
 
     def run(*given):

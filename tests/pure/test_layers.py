@@ -14,7 +14,7 @@ PACKAGE = ROOT / "tsfuser"
 LAYERS = (
     ("version", "errors", "option_parsers", "options", "log"), ("ir",), ("ops",), ("segment",),
     ("schedule",), ("lower",), ("codegen",),
-    ("target",), ("graph",), ("planning",), ("grouping",), ("joint",), ("frontends",), ("debug",), ("knobs",),
+    ("target",), ("graph",), ("joint",), ("planning",), ("grouping",), ("frontends",), ("debug",), ("knobs",),
     ("__main__",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -63,6 +63,10 @@ ALLOWED = {
     ),
     "tsfuser/graph/sum_orders.py": ("add", "sums are what it orders"),
     "tsfuser/grouping/support.py": ("eq", "here it compares numbers of the host"),
+    "tsfuser/joint/norms.py": (
+        "native_layer_norm native_batch_norm to",
+        "the norms that it writes out, and the nodes that it makes",
+    ),
     "tsfuser/joint/reverse.py": ("to type_as _grad_sum_to_size", "the nodes that it makes"),
     "tsfuser/joint/terms.py": (
         "neg add sub rsub mul div pow eq ne lt le gt ge logical_and logical_or logical_not",

@@ -14,6 +14,7 @@ from .. import _C
 from ..ir.dtypes import DTYPES
 from ..ops import table
 from .wrapper import (
+    LIST,
     Facts,
     Node,
     Schema,
@@ -93,7 +94,16 @@ class Knowledge:
         if kind in _NUMBERS:
             return table.NodeArg("number", _NUMBERS[kind], None, constant)
         names = {"ListType": "list", "NoneType": "none", "StringType": "string"}
-        return table.NodeArg(names.get(kind, "other"), None, None, constant)
+        return table.NodeArg(names.get(kind, "other"), None, _items_of(value, constant), constant)
+
+
+def _items_of(value: Value, constant: Any) -> int | None:
+    """How many items a list has, where the graph says so."""
+    if value.type().kind() != "ListType":
+        return None
+    if isinstance(constant, tuple):
+        return len(constant)
+    return value.node().inputsSize() if value.node().kind() == LIST else None
 
 
 def row_of(node: Node) -> tuple[table.Row, Schema] | None:

@@ -40,7 +40,7 @@ RULES = {
     "padded": ("tsfuser::padded_sizes", ("pad",)),
     "joined": ("tsfuser::joined_sizes", ("dim",)),  # of two tensors: others follow one by one
 }
-ABSENT = {"keepdim": False}  # what stands for an argument that an overload lacks; None for all others
+_ABSENT = {"keepdim": False}  # what stands for an argument that an overload lacks; None for all others
 _OF_LISTS = {"reduced", "squeezed"}  # whose operators take a list where the op takes one number
 _INTS = torch._C.ListType(torch._C.IntType.get())
 _UNKNOWN = object()  # an argument that the group computes
@@ -107,7 +107,7 @@ def derived(node: Node, rule: str, of: frozenset, outer: dict[int, Value]) -> De
     arguments = []
     for name in RULES[rule][1]:
         if name not in schema.arguments:
-            arguments.append(ABSENT.get(name))
+            arguments.append(_ABSENT.get(name))
             continue
         where = schema.arguments.index(name)
         found = _argument(node.inputsAt(where), outer)

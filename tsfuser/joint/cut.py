@@ -26,6 +26,8 @@ again:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import Refusal
 from ..graph.compared import is_elementwise
 from ..graph.effects import PURE, effect
@@ -44,7 +46,7 @@ from ..graph.wrapper import (
 )
 from ..ops.table import BOOLEAN, INTEGRAL
 from .divide import Cut, divided
-from .example_sizes import ExampleSizes
+from .example_types import bytes_of
 from .min_cut import UNBOUNDED, Network
 from .reverse import Joint
 from .roles import Roles, viewed
@@ -56,21 +58,21 @@ _BYTE = 1 << 12
 _SOURCE, _SINK = 0, 1
 
 
-def cut(joint: Joint, keep_inputs: bool = False) -> Cut:
-    """The cut of the fewest bytes. Raises Refusal where the graph has blocks."""
+def cut(joint: Joint, keep_inputs: bool = False, written: Sequence[tuple[Value, Value]] = ()) -> Cut:
+    """The cut of the fewest bytes. Raises Refusal where the graph has blocks. `written`: that of `divided`;
+    with it, the joint graph is changed."""
     if any(blocks(node) for node in nodes_in(joint.graph)):
         raise Refusal("a graph with branches or loops is not cut into forward and backward")
     roles = Roles(joint)
-    sizes = ExampleSizes(joint.graph)
-    return divided(joint, roles, _Values(roles, sizes, keep_inputs).saved())
+    return divided(joint, roles, _Values(roles, keep_inputs).saved(), written)
 
 
 class _Values:
     """The network. A node is a vertex; a value is two, and the edge between them is what it costs to save it.
     What the backward computes is on the sink's side."""
 
-    def __init__(self, roles: Roles, sizes: ExampleSizes, keep_inputs: bool):
-        self.roles, self.sizes = roles, sizes
+    def __init__(self, roles: Roles, keep_inputs: bool):
+        self.roles = roles
         seen = roles.results if keep_inputs else [*roles.given, *roles.results]
         #: Roots of values that the program may write to, and that eager does not save.
         self.exposed = {root for v in seen for root in roles.roots(v)} - roles.read_directly()
@@ -175,7 +177,7 @@ class _Values:
             return UNBOUNDED  # second derivatives need the ops that it is computed by
         if value.node().kind() == _PARAM or value.unique() in self.returned:
             return 1
-        return 1 + self.sizes.bytes_of(value) * _BYTE + (value.unique() not in self.stored)
+        return 1 + bytes_of(value) * _BYTE + (value.unique() not in self.stored)
 
 
 _PARAM = "prim::Param"

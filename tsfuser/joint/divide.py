@@ -29,21 +29,29 @@ class Cut:
     differentiated: tuple[int, ...]
 
 
-def divided(joint: Joint, roles: Roles, saved: set[int]) -> Cut:
-    """`saved`: the numbers of inputs and other values of the joint graph."""
+def divided(joint: Joint, roles: Roles, saved: set[int], written: Sequence[tuple[Value, Value]] = ()) -> Cut:
+    """`saved`: the numbers of inputs and other values of the joint graph. `written`: pairs of a value of the
+    backward, and what the forward has instead (norms.py); the joint graph is changed for them."""
     saved_inputs = [i for i, v in enumerate(roles.given) if v.unique() in saved]
     made = [v for node in roles.nodes for v in outputs(node) if v.unique() in saved]
-    returned = list(roles.results)
+    late = [node for node in roles.acting if roles.is_late(node)]
+    backward = _part(
+        roles, [*roles.grads, *(roles.given[i] for i in saved_inputs), *made], roles.gradients, late
+    )
+    for value, instead in written:
+        value.replaceAllUsesWith(instead)
+    forwards = {value.unique(): instead for value, instead in written}
+    made = [forwards.get(v.unique(), v) for v in made]
+    returned = [forwards.get(v.unique(), v) for v in roles.results]
     places = {v.unique(): i for i, v in reversed(list(enumerate(returned)))}
     for value in made:
         if value.unique() not in places:
             places[value.unique()] = len(returned)
             returned.append(value)
     early = [node for node in roles.acting if not roles.is_late(node)]
-    late = [node for node in roles.acting if roles.is_late(node)]
     return Cut(
         _part(roles, roles.given, returned, early),
-        _part(roles, [*roles.grads, *(roles.given[i] for i in saved_inputs), *made], roles.gradients, late),
+        backward,
         joint.results,
         joint.asked,
         tuple(saved_inputs),

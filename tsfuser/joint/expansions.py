@@ -210,7 +210,9 @@ def nll_loss_nd(self, target, weight, reduction, ignore_index):
     if self.facts.rank not in (1, 2, 4):
         return None
     kind = "aten::nll_loss2d_forward" if self.facts.rank == 4 else "aten::nll_loss_forward"
-    return self.writer(kind, self, target, weight, reduction, ignore_index)[0]
+    loss, total = self.writer(kind, self, target, weight, reduction, ignore_index)
+    self.writer.known(total, self.facts._replace(rank=0))
+    return loss
 
 
 @expansion("aten::l1_loss")

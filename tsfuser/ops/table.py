@@ -66,7 +66,7 @@ class NodeArg:
     `kind` is `tensor`, `tensors` (a list of the `items`, tensors or None), `number` (bool, int, float or
     complex, also where it is structural), `list`, `none`, `string` or `other`. `dtype` is a dtype's name for
     a tensor and `bool`, `int`, `float` or `complex` for a number; None where unknown. `constant` is the value
-    (lists as tuples), if it is known.
+    (lists as tuples), if it is known. The `rank` of a list says how many items it has.
     """
 
     kind: str
@@ -360,6 +360,10 @@ def _small(tensor: NodeArg, device: str) -> TensorArg:
     return TensorArg(tensor.dtype, device, (2,) * tensor.rank, strides)
 
 
+#: Arguments that repeat sizes of the first operand.
+_OWN_SIZES = ("normalized_shape",)
+
+
 def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder, dict[str, Any]] | None:
     """A builder and the row's arguments in it; None if something needed is unknown."""
     described: list[Arg] = []
@@ -390,6 +394,8 @@ def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder,
             build_args[name] = lambda b: None
         elif name not in row.structural and name not in row.symbolic:
             return None  # of a type that the graph leaves open
+        elif name in row.symbolic and name in _OWN_SIZES and arg.rank is not None:
+            build_args[name] = lambda b, count=arg.rank: [2] * count
         elif arg.constant is UNKNOWN or name in row.symbolic:
             return None
         else:

@@ -75,6 +75,9 @@ LIKE_SELF = _aten("""
 #: They ask a tensor for its sizes or dtype, and give numbers.
 ASKS = _aten("size dim numel is_floating_point len sym_size sym_numel")
 
+#: They make zeros.
+ZEROS = _aten("zeros new_zeros")
+
 #: They run in the layout of their operands, and cost no more in channels last.
 KEEP_LAYOUT = _aten("""
     max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward

@@ -67,7 +67,9 @@ def linear(grad, input, weight, bias):
         rows = grad.unsqueeze(-1)
         by_weight = grad.writer("aten::_grad_sum_to_size", rows * input, weight.sizes)
         return rows * weight, by_weight, grad.sum()
-    rows, columns = grad.reshape([-1, weight.size(0)]), input.reshape([-1, weight.size(1)])
+    rows, columns = grad, input
+    if input.facts.rank != 2:
+        rows, columns = grad.reshape([-1, weight.size(0)]), input.reshape([-1, weight.size(1)])
     return grad.matmul(weight), _turned(rows).mm(columns), rows.sum([0])
 
 
@@ -164,7 +166,10 @@ def native_group_norm(grad, grads, input, weight, N, C, HxW, group, bias, result
 
 @rule("aten::native_batch_norm", of="input weight bias")
 def native_batch_norm(grad, input, weight, bias, running_mean, running_var, training, eps, results):
+    """Running statistics are not read in training, but for their dtype where there is no weight."""
     asked = [True, *_asked(weight, bias)]
+    if structural(training, "training") and weight is not None:
+        running_mean = running_var = None
     return grad.native_batch_norm_backward(
         input, weight, running_mean, running_var, results[1], results[2], training, eps, asked
     )

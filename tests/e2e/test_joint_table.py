@@ -1,0 +1,25 @@
+"""What six programs save and launch with `tsfuser.joint`, beside scripted training as it is."""
+
+import pytest
+import torch
+
+from kit.joint_measures import PROGRAMS, encoder, joint, operands, scripted
+
+pytestmark = pytest.mark.graphs
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_no_more_is_saved_and_launched(device, program):
+    """With eager's results and gradients, where nothing is random."""
+    given = operands(program, device)
+    ours, results, gradients = joint(program, given)
+    todays = scripted(program, given)
+    print(program.__name__, ours, todays)
+    assert ours.saved <= todays.saved
+    assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
+    if program is not encoder:
+        result = program(*given)
+        wanted = [t for t in given if t.requires_grad]
+        torch.testing.assert_close(results[0], result.detach())
+        expected = torch.autograd.grad(result, wanted, torch.ones_like(result))
+        torch.testing.assert_close(tuple(gradients), expected, rtol=2e-5, atol=2e-5)

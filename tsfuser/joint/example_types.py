@@ -1,0 +1,138 @@
+"""The sizes and strides of all tensors of a graph in one call.
+
+In: a graph whose inputs have those of that call in their types, and most results of the forward, too. Out:
+the same graph, in which the others have them as well: torch runs each op on tensors without memory. Example:
+
+    %y : Float(4, 8, strides=[8, 1]) = ...;  %s : Float(*, *) = aten::sum(%y, [1], True)
+    ->  %s : Float(4, 1, strides=[1, 1])
+
+They decide what the forward saves and which groups are made, but not what is computed: all hold for other
+sizes. A result stays as it is if torch cannot run its op so, as where elements decide its sizes.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from ..errors import Refusal
+from ..graph.evaluate import OPERATIONS
+from ..graph.rows import Knowledge
+from ..graph.types import common_device
+from ..graph.worth import shape
+from ..graph.wrapper import (
+    CONSTANT,
+    LIST,
+    Graph,
+    Node,
+    Value,
+    facts,
+    graph_inputs,
+    inputs,
+    is_tensor,
+    nodes_in,
+    outputs,
+    schema,
+)
+from ..ir.dtypes import DTYPES
+
+_UNPACK, _TO_TENSOR = "prim::ListUnpack", "prim::NumToTensor"
+_USUAL = 64  # the size of a dim that is not known
+_UNKNOWN = object()
+
+
+def note_types(graph: Graph) -> None:
+    """Refines the types of tensors."""
+    with torch.no_grad():
+        _Call(graph).run()
+
+
+def bytes_of(value: Value) -> int:
+    """The bytes of a tensor in that call."""
+    dtype, _, rank = facts(value.type())
+    sizes = value.type().sizes()
+    elements = prod(sizes) if sizes is not None else _USUAL ** (rank or 0)
+    return elements * (DTYPES[dtype].itemsize if dtype in DTYPES else 4)
+
+
+class _Call:
+    """What the values of a graph are in the call: tensors on `meta`, numbers, lists."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._known: dict[int, Any] = {}
+
+    def run(self) -> None:
+        for value in graph_inputs(self._graph):
+            self._known[value.unique()] = _like(value)
+        for node in nodes_in(self._graph):
+            made = self._results(node)
+            for value, result in zip(outputs(node), made):
+                if is_tensor(value) and isinstance(result, torch.Tensor) and result.is_meta:
+                    _note(value, result, common_device(node, Knowledge()))
+                    result = _like(value)
+                self._known[value.unique()] = result
+
+    def _results(self, node: Node) -> list[Any]:
+        made = outputs(node)
+        if node.kind() == CONSTANT:
+            found = made[0].toIValue() if made[0].type().kind() != "NoneType" else None
+            is_large = isinstance(found, torch.Tensor) and found.dim()
+            return [found.to("meta") if is_large else found]
+        given = [self._known.get(v.unique(), _UNKNOWN) for v in inputs(node)]
+        known = [_like(v) if is_tensor(v) else _UNKNOWN for v in made]
+        if all(v is not _UNKNOWN for v in known) and not _is_number(given):
+            return known
+        if any(g is _UNKNOWN for g in given):
+            return [_UNKNOWN] * len(made)
+        try:
+            found = _ran(node, given)
+        except Exception:  # whatever torch says of ops that cannot run without memory
+            return [_UNKNOWN] * len(made)
+        return list(found) if len(made) != 1 or node.kind() == _UNPACK else [found]
+
+
+def _ran(node: Node, given: list[Any]) -> Any:
+    kind, found = node.kind(), schema(node)
+    if kind == LIST:
+        return given
+    if kind == _UNPACK:
+        return given[0]
+    if kind == _TO_TENSOR:
+        return torch.tensor(given[0])
+    if kind in OPERATIONS and not any(isinstance(g, torch.Tensor) for g in given):
+        return OPERATIONS[kind](None, *given)
+    if found is None or kind.startswith("prim::"):
+        raise Refusal(f"{kind} is not run")
+    space, _, name = kind.partition("::")
+    op = getattr(getattr(torch.ops, space), name)
+    return op(**dict(zip(found.arguments, given)))
+
+
+def _is_number(given: list[Any]) -> bool:
+    """Whether an op computes with numbers alone, of which some are tensors, as in traced programs."""
+    tensors = [g for g in given if isinstance(g, torch.Tensor)]
+    return all(not t.is_meta for t in tensors) if tensors else all(type(g) in (int, float) for g in given)
+
+
+def _like(value: Value) -> Any:
+    """A tensor as the type says; `_UNKNOWN` where it does not say all."""
+    if not is_tensor(value):
+        return _UNKNOWN
+    sizes, strides = shape(value)
+    dtype = value.type().dtype()
+    if sizes is None or strides is None or dtype is None:
+        return _UNKNOWN
+    return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+
+
+def _note(value: Value, seen: torch.Tensor, device: str | None) -> None:
+    """Gives the value's type what it lacks. What is known of dtype and device stays."""
+    known = facts(value.type())
+    device = known.device or device
+    if device is not None and known.rank in (None, seen.dim()):
+        dtype = seen.dtype if known.dtype is None else value.type().dtype()
+        like = torch.empty_strided(seen.shape, seen.stride(), dtype=dtype, device="meta")
+        value.setType(torch._C.TensorType.create_from_tensor(like).with_device(torch.device(device)))

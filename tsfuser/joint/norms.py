@@ -1,0 +1,83 @@
+"""Results of norms that the backward computes again, from the norm's operand and statistics, which the norm's
+gradient reads anyway.
+
+In: a joint graph. Out: the same graph, in which readers of a norm's result read elementwise ops, and the
+pairs of both. The cut may have the backward compute these ops; the forward reads the norm's result again
+(divide.py). Before:
+
+    %y, %mean, %rstd = aten::native_layer_norm(%x, ...);  %z = aten::silu(%y)
+    aten::silu_backward(%g, %y);  aten::native_layer_norm_backward(..., %x, ..., %mean, %rstd, ...)
+becomes in the backward
+    aten::silu_backward(%g, (%x - %mean) * %rstd * %w + %b)
+
+Statistics that are rounded to 16 bits would not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..graph.wrapper import Graph, Node, Value, facts, inputs, nodes_in, outputs, schema
+from .rules.table import argument
+from .terms import DTYPE_NUMBERS, Term, Writer
+
+_EXACT = ("float32", "float64")
+
+
+def write_norms(graph: Graph) -> list[tuple[Value, Value]]:
+    """Pairs of a value that is written here, and the result of the norm that it stands for."""
+    writer = Writer(graph)
+    nodes = nodes_in(graph)
+    followed = [pair for pair in zip(nodes, [*nodes[1:], graph.return_node()]) if pair[0].kind() in _NORMS]
+    return [pair for node, behind in followed for pair in _written(node, behind, writer)]
+
+
+def _written(node: Node, behind: Node, writer: Writer) -> Iterator[tuple[Value, Value]]:
+    found, (result, *statistics) = schema(node), outputs(node)
+    if found is None or not all(_is_for_gradient(v) for v in statistics):
+        return
+    writer.place, writer.lines = behind, node
+    given = {name: argument(writer, v) for name, v in zip(found.arguments, inputs(node))}
+    readers = [(use.user, use.offset) for use in result.uses()]
+    made = _NORMS[node.kind()](given, *(Term(writer, v) for v in statistics))
+    if made is None or None in facts(result.type()):
+        return
+    dtype = facts(result.type()).dtype
+    if made.facts.dtype != dtype:
+        made = writer("aten::to", made, DTYPE_NUMBERS[dtype], False, False)
+    made.value.setType(result.type())
+    for reader, place in readers:
+        reader.replaceInput(place, made.value)
+    yield made.value, result
+
+
+def _is_for_gradient(statistic: Value) -> bool:
+    """Whether the gradient of the norm reads the statistic, which has digits enough."""
+    kind = f"{statistic.node().kind()}_backward"
+    return facts(statistic.type()).dtype in _EXACT and kind in {use.user.kind() for use in statistic.uses()}
+
+
+def _layer_norm(given: dict, mean: Term, rstd: Term) -> Term:
+    return _scaled((given["input"] - mean) * rstd, given["weight"], given["bias"])
+
+
+def _batch_norm(given: dict, mean: Term, rstd: Term) -> Term | None:
+    rank = given["input"].facts.rank
+    if rank is None or given["training"] is not True:
+        return None
+    sizes = [1, -1, *[1] * (rank - 2)]
+    mean, rstd = mean.view(sizes), rstd.view(sizes)
+    weight, bias = (v if v is None else v.view(sizes) for v in (given["weight"], given["bias"]))
+    return _scaled((given["input"] - mean) * rstd, weight, bias)
+
+
+def _scaled(value: Term, weight: Term | None, bias: Term | None) -> Term:
+    value = value if weight is None else value * weight
+    return value if bias is None else value + bias
+
+
+#: Norms with two statistics, and what their results are.
+_NORMS: dict[str, Callable[..., Term | None]] = {
+    "aten::native_layer_norm": _layer_norm,
+    "aten::native_batch_norm": _batch_norm,
+}

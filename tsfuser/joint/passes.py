@@ -1,0 +1,111 @@
+"""From a joint graph to forward and backward: the passes, in order.
+
+In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
+
+  note_types        first: others ask for sizes
+  merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
+  write_norms       behind it: an op that reads a norm twice is one by now
+  cut               behind all that changes what the backward reads
+  write_to_new      behind it: the cut and what comes before see no op in place
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..graph.passes import Pass, run
+from ..graph.rows import row_of
+from ..graph.wrapper import (
+    Graph,
+    Node,
+    Value,
+    inputs,
+    insert,
+    is_tensor,
+    nodes_in,
+    outputs,
+    schema,
+    use_count,
+)
+from ..ops import without_row
+from .cut import cut
+from .divide import Cut
+from .example_types import note_types
+from .norms import write_norms
+from .reverse import Joint
+
+
+@dataclass
+class Work:
+    """What the passes share. `keep_inputs`: that of `cut`; `written`: pairs of `write_norms`; `parts`: what
+    the cut gives."""
+
+    joint: Joint
+    keep_inputs: bool = False
+    written: list[tuple[Value, Value]] = field(default_factory=list)
+    parts: Cut | None = None
+    is_done: bool = False
+
+    def __str__(self) -> str:
+        return str(self.joint.graph) if self.parts is None else f"{self.parts.forward}{self.parts.backward}"
+
+
+def divide(joint: Joint, keep_inputs: bool = False) -> Cut:
+    """Forward and backward of a joint graph, which is changed. Raises Refusal as `cut` does."""
+    work = Work(joint, keep_inputs)
+    run(work, PASSES)
+    assert work.parts is not None
+    return work.parts
+
+
+def _write_norms(work: Work) -> None:
+    work.written = write_norms(work.joint.graph)
+
+
+def _cut(work: Work) -> None:
+    work.parts = cut(work.joint, work.keep_inputs, work.written)
+
+
+def _write_to_new(work: Work) -> None:
+    assert work.parts is not None
+    write_to_new(work.parts.backward)
+
+
+def write_to_new(graph: Graph) -> None:
+    """Ops that are not fused write to the zeros that were made for them, which they would copy else. Before:
+    `%z = aten::new_zeros(...); %g = aten::index_put(%z, ...)`; after: `%g = aten::index_put_(%z, ...)`."""
+    for node in nodes_in(graph):
+        if row_of(node) is None and node.inputsSize() and _is_read_once(node.inputsAt(0)):
+            if _writes_alike(node):
+                made = insert(graph, node, f"{node.kind()}_", inputs(node)).output()
+                made.setType(node.output().type())
+                node.output().replaceAllUsesWith(made)
+                node.destroy()
+
+
+def _is_read_once(value: Value) -> bool:
+    """Whether the value is zeros that one op reads."""
+    return is_tensor(value) and value.node().kind() in without_row.ZEROS and use_count(value) == 1
+
+
+def _writes_alike(node: Node) -> bool:
+    """Whether the form in place takes the same arguments, and gives what it writes to."""
+    found = schema(node)
+    if found is None or len(outputs(node)) != 1:
+        return False
+    return any(
+        [(a.name, a.real_type.annotation_str) for a in other.arguments]
+        == list(zip(found.arguments, found.types))
+        for other in torch._C._jit_get_schemas_for_operator(f"{node.kind()}_")
+    )
+
+
+PASSES = (
+    Pass("note_types", lambda work: note_types(work.joint.graph)),
+    Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
+    Pass("write_norms", _write_norms),
+    Pass("cut", _cut),
+    Pass("write_to_new", _write_to_new),
+)
