@@ -5,6 +5,7 @@ and, where there is one, "cuda". `--long` turns the sweeps marked `long` on, run
 the tests marked `each_value`, and raises the number of random programs and of samples of ops.
 """
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -242,6 +243,14 @@ def _failures():
 
 def _failed():
     return sys.modules["tsfuser.planning.failures"].snapshot()["passes_failed"]
+
+
+@pytest.fixture(autouse=True)
+def unwarned_of_late_switch():
+    """Tests compare what is fused with what ran unfused before: nobody is told of that."""
+    module = sys.modules.get("tsfuser.debug.unfused_functions")  # pure tests import no torch
+    with module.unwarned() if module else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture

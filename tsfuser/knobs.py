@@ -9,16 +9,15 @@ still has the functions, but they only warn and return None; `install` puts ours
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from . import _C, option_parsers, options
-from .debug import observe
-from .ops import table
+from . import _C, options
+from .debug import observe, unfused_functions
+from .graph.kinds import known_kind
 from .planning.compile import expect_cuda
 
 _state = options.state
@@ -35,12 +34,30 @@ def _apply() -> None:
         expect_cuda()
 
 
+#: What a user means who sets a switch to a text.
+_MEANT = {
+    **dict.fromkeys(("true", "on", "yes", "1", "enable", "enabled"), True),
+    **dict.fromkeys(("false", "off", "no", "0", "disable", "disabled", "none", ""), False),
+}
+
+
+def _switch(value: Any) -> bool:
+    """What a switch is set to. None counts as False: `torch.jit.fuser` may pass the None that torch's stub
+    returned before tsfuser was imported. As in torch's own switches, numbers count as they do in Python, and
+    what has only a length, as a text has, is a TypeError: "off" would be true."""
+    if value is not None and not hasattr(type(value), "__bool__"):
+        meant = _MEANT.get(value.strip().lower()) if isinstance(value, str) else None
+        like = "" if meant is None else f"; did you mean {meant}?"
+        raise TypeError(f"a switch is True or False, not the {type(value).__name__} {value!r}{like}")
+    return bool(value)
+
+
 def _swap(name: str, value: Any) -> bool:
-    """Set one flag of the state and return its previous value. None counts as False: `torch.jit.fuser` may
-    pass the None that torch's stub returned before tsfuser was imported."""
+    """Set one flag of the state and return its previous value."""
+    new = _switch(value)
     with _lock:
         before = getattr(_state, name)
-        setattr(_state, name, bool(value))
+        setattr(_state, name, new)
         _apply()
     return before
 
@@ -68,9 +85,11 @@ def can_be_enabled() -> bool:
 def set_enabled(value: bool) -> bool:
     """Switch fusion on or off; return whether it was on. RuntimeError if it cannot be switched on."""
     before = enabled()
-    if value and not can_be_enabled():
+    if _switch(value) and not can_be_enabled():
         raise RuntimeError("fusion needs TorchScript's profiling executor, and that is switched off")
     _swap("enabled", value)
+    if enabled() and not before:
+        unfused_functions.warn_of_late_switch()
     return before
 
 
@@ -109,15 +128,11 @@ def set_skip_node_kind(kind: str, flip: bool) -> bool:
     """Return whether nodes of `kind` ("aten::add") are kept out of groups; `flip` then changes that.
     nvFuser's names of views ("prim::view_copy") stand for torch's. ValueError for a kind that torch does not
     know."""
-    kind = re.sub(r"^prim::(\w+)_copy$", r"aten::\1", kind)
-    names = {row.name for row in table.all_rows()}
-    known = "::" in kind and torch._C._jit_get_schemas_for_operator(kind)
-    if kind not in names and not known:
-        like = option_parsers.did_you_mean(kind, sorted(names)) or "; a kind of node is like aten::add"
-        raise ValueError(f"no op is called {kind!r}{like}")
+    kind = known_kind(kind)
+    flips = _switch(flip)
     with _lock:
         skipped = kind in _state.skip_kinds
-        if flip:
+        if flips:
             _state.skip_kinds ^= {kind}
     return skipped
 
@@ -133,14 +148,15 @@ def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
             f"the comparison callback is a {type(callback).__name__}, which cannot be called; a function "
             "is wanted: callback(fused outputs, unfused outputs, graph text)"
         )
+    with_unfused = _switch(run_fallback)
 
     def tell(run: observe.Run) -> None:
         if not run.reason:
             graph = str(_C.group_graph(run.group))
-            callback(list(run.results), list(run.unfused) if run_fallback else [], graph)
+            callback(list(run.results), list(run.unfused) if with_unfused else [], graph)
 
     clear_comparison_callback()
-    _comparison.append(observe.add(tell, unfused=bool(run_fallback)))
+    _comparison.append(observe.add(tell, unfused=with_unfused))
 
 
 def clear_comparison_callback() -> None:

@@ -11,14 +11,13 @@ import contextlib
 import os
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import option_parsers as parsers
-from .errors import TsfuserWarning
+from .errors import warn
 from .option_parsers import OptionError
 
 
@@ -189,15 +188,29 @@ def inert(values: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _warn(values: Mapping[str, Any], mistakes: Iterable[str] = ()) -> None:
+#: Variables of ours that are no options: of the build of C++ programs, and of tests.
+_OTHER_VARIABLES = ("TSFUSER_PYTHON", "TSFUSER_TEST_FIBERS")
+
+
+def unknown(environ: Mapping[str, str], prefix: str) -> list[str]:
+    """A sentence about each variable with the prefix that is none of ours."""
+    known = [row.variable for row in TABLE]
+    return [
+        f"{name} is no option of tsfuser{parsers.did_you_mean(name, known)}"
+        for name in sorted(environ)
+        if name.startswith(prefix) and name not in known and name not in _OTHER_VARIABLES
+    ]
+
+
+def _warn(values: Mapping[str, Any], mistakes: Iterable[str]) -> None:
     unused = inert(values)
     notes = [f"accepted, but without a meaning in tsfuser: {', '.join(unused)}"] if unused else []
     for text in (*mistakes, *notes):
-        warnings.warn(text, TsfuserWarning, stacklevel=3)
+        warn(text)
 
 
 _values = read(os.environ, [option for option in TABLE if not option.is_late])
-_warn(_values)
+_warn(_values, unknown(os.environ, "TSFUSER_"))
 _read = threading.Event()  # set when the late options are read
 _reading = threading.RLock()  # held meanwhile
 _waiting: list[Callable[[], None]] = []  # registry: what is to be done once they are read
@@ -220,7 +233,7 @@ def first_graph() -> None:
         while _waiting:
             _waiting.pop()()
         _read.set()
-    _warn(values, mistakes)
+    _warn(values, [*mistakes, *unknown(os.environ, "PYTORCH_NVFUSER_")])
 
 
 def get(name: str) -> Any:

@@ -11,6 +11,7 @@
 #include "torchscript/optimised.h"
 #include "torchscript/prepare.h"
 #include "torchscript/settled_branches.h"
+#include "torchscript/unfused_functions.h"
 
 #include <pybind11/stl.h>
 #include <c10/util/Float8_e4m3fn.h>
@@ -278,6 +279,7 @@ PYBIND11_MODULE(_C, m) {
   bind_graphs(m);
   bind_nodes(m);
   bind_optimised(m);
+  bind_unfused_functions(m);
   bind_graph_program(m);
   m.def("set_enabled", [](bool on) { pass_enabled = on; });
   m.def("enabled", [] { return pass_enabled.load(); });

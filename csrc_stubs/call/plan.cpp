@@ -208,14 +208,14 @@ bool Plan::admits(at::ArrayRef<c10::IValue> inputs) const {
                      [&inputs](const Limit& limit) { return limit.admits(inputs[limit.index]); });
 }
 
-bool Plan::mark_failed(const std::string& reason) const {
+void Plan::mark_failed(const std::string& reason) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failed()) {
-    return false;
+    return;
   }
   failure_ = reason;
+  unreported.store("launch", std::memory_order_relaxed);
   failed_.store(true, std::memory_order_release);
-  return true;
 }
 
 std::string Plan::failure() const {

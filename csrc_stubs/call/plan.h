@@ -131,6 +131,8 @@ struct Plan {
   std::shared_ptr<void> keepalive;             // what the kernels need as long as the plan lives
   mutable std::atomic<uint64_t> last_used{0};  // in the time of its PlanTable
   mutable std::atomic<bool> has_run{false};    // told where it has reuses
+  // What kind of report is due once a call has run unfused; null: none.
+  mutable std::atomic<const char*> unreported{nullptr};
 
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -146,8 +148,8 @@ struct Plan {
   // Whether the numbers of this call are within the limits.
   bool admits(at::ArrayRef<c10::IValue> inputs) const;
 
-  // A launch failed: remembered, so that it is not tried again. True for the first to say so.
-  bool mark_failed(const std::string& reason) const;
+  // A launch failed: remembered, so that it is not tried again.
+  void mark_failed(const std::string& reason) const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string failure() const;
 

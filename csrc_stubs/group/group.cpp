@@ -127,8 +127,7 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard,
     guard = 0;  // it has not seen the copies
   }
   if (reason) {
-    report("input", reason);
-    return run_unfused(stack, reason);
+    return run_unfused(stack, reason, "input");
   }
   ExactTable& exact = ExactTable::mine();
   const uint64_t epoch = ExactTable::epoch();
@@ -142,15 +141,13 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard,
       if (miss.kind && send_back(stack, miss.reason)) {
         return;
       }
-      if (miss.kind) {
-        report(miss.kind, miss.reason);
-      }
       if (miss.interrupted) {
         return run_interrupted(stack, miss.reason);
       }
       if (!miss.call) {
-        return run_unfused(stack, miss.reason);
+        return run_unfused(stack, miss.reason, miss.kind);
       }
+      miss.call->plan->unreported = miss.kind;
       found = std::move(miss.call);
     }
     call = exact.insert(key_, epoch, std::move(found));
@@ -171,11 +168,10 @@ const PreparedCall* Group::ready_call(const Arguments& arguments, at::ArrayRef<c
   return call;
 }
 
-void Group::run_after_failure(const Plan& plan, const std::string& reason, torch::jit::Stack& stack) {
-  if (plan.mark_failed(reason)) {
-    report("launch", reason);
-  }
-  run_unfused(stack, reason);
+void Group::run_after_failure(std::shared_ptr<const Plan> plan, const std::string& reason,
+                              torch::jit::Stack& stack) {
+  plan->mark_failed(reason);
+  run_refused(std::move(plan), stack);
 }
 
 Group::Call Group::find_class(const Arguments& arguments) {
@@ -243,7 +239,7 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
     return;
   }
   if (!plan.refusal.empty() || plan.failed()) {
-    return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
+    return run_refused(call.plan, stack);
   }
   const auto given = torch::jit::last(stack, input_count);
   const at::ArrayRef<c10::IValue> inputs = resolved.empty() ? given : resolved;
@@ -255,8 +251,7 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   }
   if (C10_UNLIKELY(!resolved.empty())) {
     if (const char* reason = refuse_copies(plan, given)) {
-      report("input", reason);
-      return run_unfused(stack, reason);
+      return run_unfused(stack, reason, "input");
     }
     std::move(resolved.begin(), resolved.end(), stack.end() - static_cast<std::ptrdiff_t>(input_count));
   }
@@ -268,8 +263,7 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
     counters().add(Count::Launches, static_cast<int64_t>(launches));
     return;
   } catch (const LaunchError& error) {
-    kind = plan.mark_failed(error.what()) ? "launch" : nullptr;  // another thread has reported it
-    reason = error.what();
+    return run_after_failure(call.plan, error.what(), stack);
   } catch (const OperandLost& error) {
     plan.mark_failed(error.what());
     throw;
@@ -282,11 +276,7 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
     detail = ": " + first_line(error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
   }
-  // From here on the call may be gone: a report may run anything, even a reset.
-  if (kind) {
-    report(kind, reason + detail);
-  }
-  run_unfused(stack, reason);
+  run_unfused(stack, reason, kind, detail);
 }
 
 namespace {
@@ -355,7 +345,18 @@ void Group::run_beyond_limits(torch::jit::Stack& stack) {
   }
 }
 
-void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
+void Group::run_refused(std::shared_ptr<const Plan> plan, torch::jit::Stack& stack) {
+  const std::string reason = plan->refusal.empty() ? plan->failure() : plan->refusal;
+  run_unfused(stack, reason);
+  if (C10_UNLIKELY(plan->unreported.load(std::memory_order_relaxed))) {
+    if (const char* kind = plan->unreported.exchange(nullptr)) {  // no other thread has
+      report(kind, reason);
+    }
+  }
+}
+
+void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason, const char* kind,
+                        const std::string& detail) {
   counters().add_fallback(reason);
   if (why_unfused) {
     *why_unfused = reason;
@@ -363,6 +364,9 @@ void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
   TORCH_CHECK(fallback_enabled.load(std::memory_order_relaxed),
               "tsfuser does not run this group fused: ", reason, "\n(its fallback is disabled)\n", text);
   interpret(stack);
+  if (kind) {
+    report(kind, reason + detail);
+  }
 }
 
 void Group::interpret(torch::jit::Stack& stack) {

@@ -166,7 +166,7 @@ void Waiting::run_unfused(const std::string& reason) const {
     }
     const auto begin = inputs_.begin() + static_cast<std::ptrdiff_t>(call.input);
     torch::jit::Stack stack(begin, begin + static_cast<std::ptrdiff_t>(call.input_count));
-    call.group->run_after_failure(*call.plan, reason, stack);
+    call.group->run_after_failure(call.plan, reason, stack);
     for (size_t i = 0; i < call.plan->results.size(); ++i) {
       const Result& result = call.plan->results[i];
       if (result.kind == ResultKind::Allocation) {

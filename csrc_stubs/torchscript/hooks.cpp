@@ -20,6 +20,7 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
+#include "torchscript/unfused_functions.h"
 #include "torchscript/weight_casts.h"
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -142,6 +143,7 @@ void pre_pass(GraphPtr& graph) {
   // Though there be no groups, and though the fuser be off since the graph was prepared.
   attempt("check_written", *graph, [&graph] { check_written(*graph); });
   if (!pass_enabled.load(std::memory_order_relaxed)) {
+    attempt("note_unfused", *graph, [&graph] { note_unfused(graph); });
     return;
   }
   read_options(*graph);

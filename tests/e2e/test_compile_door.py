@@ -25,8 +25,15 @@ def compiled(function, **choices):
             "no option 'fast'; its options are skip, horizontal, single_node, recompute, channels_last",
         ),
         ({"options": {"horizontal": 1}}, "'horizontal' cannot be 1: it is True or False"),
-        ({"options": {"skip": ["gelu"]}}, "like 'aten::gelu'"),
-        ({"mode": "max-autotune"}, "no mode 'max-autotune'"),
+        (
+            {"options": {"horizontl": False}},
+            r"no option 'horizontl'; did you mean 'horizontal'\?; its options",
+        ),
+        ({"options": {"skip": ["gelu"]}}, r"no op is called 'gelu'; did you mean 'aten::gelu'\?"),
+        ({"options": {"skip": ["aten::exp", "aten::softmx"]}}, "did you mean 'aten::softmax'"),
+        ({"options": {"skip": [torch.exp]}}, "a list of kinds of ops, like 'aten::gelu'"),
+        ({"mode": "max-autotune"}, "no mode 'max-autotune'; leave it out"),
+        ({"mode": "reduce_overhead"}, r"no mode 'reduce_overhead'; did you mean 'reduce-overhead'\?; leave"),
     ],
 )
 def test_choices_without_a_meaning_are_errors(choices, words):

@@ -69,6 +69,40 @@ def test_none_counts_as_false():
     assert torch._C._jit_nvfuser_enabled() is False
 
 
+SWITCHES = [f"_jit_set_nvfuser_{x}" for x in ("enabled", "single_node_mode", "horizontal_mode", "guard_mode")]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        ("off", r"not the str 'off'; did you mean False\?"),
+        ("True", r"not the str 'True'; did you mean True\?"),
+        ("xyzzy", "not the str 'xyzzy'$"),
+        ([False], r"not the list \[False\]$"),
+    ],
+)
+def test_a_switch_that_is_set_to_a_text_is_an_error(name, value, said):
+    before = vars(options.state).copy()
+    with pytest.raises(TypeError, match=f"a switch is True or False, {said}"):
+        getattr(torch._C, name)(value)
+    assert vars(options.state) == before
+
+
+def test_switches_of_skipping_and_comparing_take_no_text():
+    with pytest.raises(TypeError, match="did you mean True"):
+        torch._C._jit_set_nvfuser_skip_node_kind("aten::add", "yes")
+    with pytest.raises(TypeError, match="did you mean False"):
+        torch._C._jit_nvfuser_set_comparison_callback("no", print)
+    assert options.state.skip_kinds == set()
+
+
+@pytest.mark.parametrize("value, on", [(1, True), (0, False), (torch.tensor(True), True)])
+def test_a_number_is_a_switch_as_in_python(value, on):
+    torch._C._jit_set_nvfuser_enabled(value)
+    assert torch._C._jit_nvfuser_enabled() is on
+
+
 def test_the_extension_sees_what_is_set():
     torch._C._jit_set_nvfuser_enabled(True)
     torch._C._jit_set_nvfuser_guard_mode(False)

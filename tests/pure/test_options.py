@@ -156,6 +156,20 @@ def test_a_word_that_is_nearly_right_is_asked_back(variable, text, like):
         options.read({variable: text})
 
 
+@pytest.mark.parametrize(
+    "name, prefix, like",
+    [
+        ("TSFUSER_CACHE", "TSFUSER_", "; did you mean 'TSFUSER_CACHE_DIR'?"),
+        ("TSFUSER_HOSTLAUNCH", "TSFUSER_", "; did you mean 'TSFUSER_HOST_LAUNCH'?"),
+        ("TSFUSER_XYZZY", "TSFUSER_", ""),
+        ("PYTORCH_NVFUSER_DUMPS", "PYTORCH_NVFUSER_", "; did you mean 'PYTORCH_NVFUSER_DUMP'?"),
+    ],
+)
+def test_a_variable_that_is_no_option_is_named(name, prefix, like):
+    environment = {name: "1", "PATH": "/bin", "TSFUSER_PROGRESS": "0", "PYTORCH_NVFUSER_ENABLE": "complex"}
+    assert options.unknown(environment, prefix) == [f"{name} is no option of tsfuser{like}"]
+
+
 def test_nothing_is_asked_back_where_nothing_is_like_it():
     with pytest.raises(options.OptionError) as error:
         options.read({"PYTORCH_NVFUSER_DUMP": "xyzzy"})

@@ -10,10 +10,9 @@ once it has run. Out: a sentence, "" where the copy speaks for the function. Exa
 from __future__ import annotations
 
 import threading
-import warnings
 
 from .. import _C
-from ..errors import TsfuserWarning
+from ..errors import warn
 from .isolate import IsolatedScript
 from .plans import plans_of
 
@@ -22,8 +21,7 @@ _told: set[int] = set()  # registry: hashes of what the user was warned of
 
 
 def caveat(isolated: IsolatedScript, fused: bool) -> str:
-    """`fused`: whether groups of the copy ran fused. Warns as well, once a function, on behalf of the
-    caller's caller."""
+    """`fused`: whether groups of the copy ran fused. Warns as well, once a function."""
     if not fused or _C.optimised(isolated.method, _trains(isolated)) != "unfused":
         return ""
     owned = hasattr(isolated.method, "owner")
@@ -39,7 +37,7 @@ def caveat(isolated: IsolatedScript, fused: bool) -> str:
         new = key not in _told
         _told.add(key)
     if new:
-        warnings.warn(said, TsfuserWarning, stacklevel=3)
+        warn(said)
     return said
 
 

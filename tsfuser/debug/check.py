@@ -23,6 +23,7 @@ from .isolate import isolate
 from .isolate_compiled import compiled, isolate_compiled
 from .observe import Run, observing
 from .table import UNREACHED, count, left_out
+from .unfused_functions import unwarned
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
             with observing(seen.look, unfused=True):
                 isolated.step()
         return _report(isolated.name, seen, whole, eager, said, (fn, args, kwargs))
-    with isolate(fn, args, kwargs) as isolated, torch.jit.fuser("fuser2"):
+    with isolate(fn, args, kwargs) as isolated, unwarned(), torch.jit.fuser("fuser2"):
         for _ in range(CALLS):
             isolated.step()
         with observing(seen.look, unfused=True):

@@ -31,6 +31,7 @@ from .plans import plans_of
 from .reader import GraphReader
 from .source import Sources
 from .table import text
+from .unfused_functions import unwarned
 
 #: Inference is fused in call 2, training in call 3, forward and backward. Each is one call later where
 #: branches are settled, and so are fallbacks.
@@ -66,7 +67,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     itself."""
     if (by_torch := compiled(fn)) is not None:
         return _explain_compiled(by_torch, args, kwargs)
-    with isolate(fn, args, kwargs) as isolated, torch.jit.fuser("fuser2"):
+    with isolate(fn, args, kwargs) as isolated, unwarned(), torch.jit.fuser("fuser2"):
         sources = Sources(isolated.graph)
         with passes.watching() as outcomes:
             for _ in range(CALLS):

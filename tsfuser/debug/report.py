@@ -6,16 +6,18 @@ for each failure. Example: `stats()["fallbacks"]` -> `{"aten::add of uint8 tenso
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from .. import _C, options
-from ..errors import TsfuserWarning
+import torch
+
+from .. import _C, errors, options
 from ..frontends.dynamo import counts
 from ..planning import ahead, failures
 from ..planning import compile as pipeline
 from ..target import counters
+from . import unfused_functions
+from .source import Sources
 
 _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raises the error instead."
 
@@ -28,8 +30,10 @@ def stats() -> Mapping[str, Any]:
     (reason -> calls). Of torch.compile: `graphs`, forward and backward ones, that were translated, and
     `graph_calls` (integers; a call of a graph that Python cuts counts once for each piece); `left_to_python`
     (reason -> nodes) and `graphs_unfused` (reason -> graphs). `passes_failed` (failure -> graphs): passes
-    that gave up by a mistake of tsfuser's; the graphs run unfused."""
-    return {**_C.stats(), **counters.snapshot(), **counts.snapshot(), **failures.snapshot()}
+    that gave up by a mistake of tsfuser's; the graphs run unfused. `optimised_too_early` (function ->
+    graphs): what torch has optimised while fusion was off, and runs unfused; a reset does not change that."""
+    early = {"optimised_too_early": unfused_functions.names()}
+    return {**_C.stats(), **counters.snapshot(), **counts.snapshot(), **failures.snapshot(), **early}
 
 
 def reset() -> None:
@@ -49,11 +53,14 @@ def warn(kind: str, group_id: int, reason: str) -> None:
     the failure is raised anyway."""
     if not options.fallback_enabled():
         return
-    names = ", ".join(dict.fromkeys(_operations(group_id)))
-    warnings.warn(f"a fusion group ({names}) runs unfused: {reason}. {_HINT}", TsfuserWarning, stacklevel=2)
+    nodes = [node for node in _C.group_graph(group_id).nodes() if node.kind() != "prim::Constant"]
+    names = ", ".join(dict.fromkeys(node.kind() for node in nodes))
+    file, line = _line_of_program(nodes)
+    errors.warn(f"a fusion group ({names}) runs unfused: {reason}. {_HINT}", file=file, line=line)
 
 
-def _operations(group_id: int) -> list[str]:
-    """The kinds of a group's nodes, in order, constants left out."""
-    kinds = [node.kind() for node in _C.group_graph(group_id).nodes()]
-    return [kind for kind in kinds if kind != "prim::Constant"]
+def _line_of_program(nodes: list[torch._C.Node]) -> tuple[str, int]:
+    """Where the program has the first of the nodes that it has; ("", 0) where it has none."""
+    sources = Sources(torch._C.Graph())
+    places = (sources.place(node) for node in nodes)
+    return next(((place.file, place.line) for place in places if place.file), ("", 0))

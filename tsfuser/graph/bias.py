@@ -7,11 +7,10 @@ None, and is added with two dims of size 1 behind it."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from .. import options
-from ..errors import TsfuserWarning
+from ..errors import warn
 from .wrapper import Graph, Node, Value, insert, is_tensor
 
 LEAST_RANK = 4  # of the operand of a linear that is split
@@ -36,11 +35,7 @@ def _split(graph: Graph, node: Node, split: Any) -> None:
     if any(v.type().sizes() is None for v in (node.inputsAt(0), node.inputsAt(1), node.output())):
         if node.kind() not in _warned:
             _warned.add(node.kind())
-            warnings.warn(
-                f"the bias of a {node.kind()} is not taken out: its sizes are unknown",
-                TsfuserWarning,
-                stacklevel=2,
-            )
+            warn(f"the bias of a {node.kind()} is not taken out: its sizes are unknown")
         return
     if node.kind() == "aten::linear" and node.inputsAt(0).type().dim() < LEAST_RANK:
         return

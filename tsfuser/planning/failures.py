@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import threading
 import traceback
-import warnings
 from collections import Counter
 from pathlib import Path
 
 import torch
 
 from .. import _C, log, options
-from ..errors import PassFailed
+from ..errors import PassFailed, warn
 from . import interrupts
 
 MOST_REASONS = 1024
@@ -64,7 +63,8 @@ def report(name: str, text: str, line: str) -> None:
         if message in _warned or len(_warned) >= MOST_REASONS:
             return
         _warned.add(message)
-    warnings.warn(f"{message}; please report it", PassFailed, stacklevel=3)
+    file, _, number = line.rpartition(":")
+    warn(f"{message}; please report it", PassFailed, file, int(number) if number.isdigit() else 0)
 
 
 def snapshot() -> dict[str, dict[str, int]]:

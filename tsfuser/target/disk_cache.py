@@ -23,13 +23,12 @@ import shutil
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import log
-from ..errors import CompileError, Refusal, TsfuserWarning
+from ..errors import CompileError, Refusal, warn
 from . import counters, seal
 
 _LAYOUT = "2"  # changes when the meaning of a stored file does
@@ -238,7 +237,7 @@ class DiskCache:
         with self._lock:
             warned, self._warned = self._warned, True
         if not warned:
-            warnings.warn(text, TsfuserWarning, stacklevel=2)
+            warn(text)
 
 
 def _name(key: object, suffix: str) -> tuple[str, bytes]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...option_parsers import did_you_mean
 from ...options import first_graph
 from ...planning import failures
 from ...planning.compile import expect_cuda
@@ -47,8 +48,9 @@ def backend(
     first_graph()
     settings = its_settings.read(options)
     if mode not in MODES:
+        like = did_you_mean(mode, filter(None, MODES))
         raise ValueError(
-            f"tsfuser has no mode {mode!r}; leave it out, or take 'default' or 'reduce-overhead'"
+            f"tsfuser has no mode {mode!r}{like}; leave it out, or take 'default' or 'reduce-overhead'"
         )
     expect_cuda()
     graphs = CudaGraphs() if mode == "reduce-overhead" else None

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import options
+from ...graph.kinds import known_kind
+from ...option_parsers import did_you_mean
 
 _lock = threading.Lock()  # of `options.state` while one graph's groups are chosen
 
@@ -37,9 +39,9 @@ def _flag(value: Any) -> bool:
 def _kinds(value: Any) -> frozenset[str]:
     kinds = (value,) if isinstance(value, str) else tuple(value)
     for kind in kinds:
-        if not isinstance(kind, str) or "::" not in kind:
+        if not isinstance(kind, str):
             raise ValueError("it is a list of kinds of ops, like 'aten::gelu'")
-    return frozenset(kinds)
+    return frozenset(map(known_kind, kinds))
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -56,7 +58,8 @@ def read(given: Mapping[str, Any] | None) -> Settings:
     values = {}
     for name, value in (given or {}).items():
         if name not in _READERS:
-            raise ValueError(f"tsfuser has no option {name!r}; its options are {', '.join(_READERS)}")
+            like = did_you_mean(name, _READERS.keys())
+            raise ValueError(f"tsfuser has no option {name!r}{like}; its options are {', '.join(_READERS)}")
         try:
             values[name] = _READERS[name](value)
         except (TypeError, ValueError) as error:
