@@ -2,6 +2,7 @@
 //
 // In: a float. Out: the bits that torch's own conversion gives on the same target, NaN included: the nearest
 // value, ties to even. Integer arithmetic without branches: compilers vectorise it, and every GPU has it.
+// GPUs from compute capability 8.9 on have an instruction for two of the types, too.
 // Example: `float8_e5m2_t y; round_to(y, 1.0f); y.bits == 0x3c`.
 #pragma once
 
@@ -50,6 +51,29 @@ DEVICE float to_float(float8_t<mantissa, bias, most, nan> x) {
   }
   return bit_cast<float>(bits);
 }
+
+#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 890
+
+// The instruction converts pairs, and gives the largest finite number for what is larger. It drops the sign of
+// NaN.
+DEVICE void round_to(float8_e4m3fn_t& result, float x) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  const bool saturates = TSFUSER_E4M3FN_MOST == 0x7e;
+  const bool is_nan = saturates ? x != x : !(fabsf(x) <= 464.0f);  // the middle of 448 and what comes next
+  const uint32_t other = ((bit_cast<uint32_t>(x) >> 24) & 0x80u) | 0x7fu;
+  result.bits = static_cast<uint8_t>(is_nan ? other : pair);
+}
+
+DEVICE void round_to(float8_e5m2_t& result, float x) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  const uint32_t sign = (bit_cast<uint32_t>(x) >> 24) & 0x80u;
+  const uint32_t other = sign | (x != x ? 0x7fu : 0x7cu);
+  result.bits = static_cast<uint8_t>(fabsf(x) < 61440.0f ? pair : other);  // the middle of 57344 and 65536
+}
+
+#endif
 
 template <int mantissa, int bias, int most, int nan>
 DEVICE void round_to(float8_t<mantissa, bias, most, nan>& result, float x) {
