@@ -138,6 +138,7 @@ TAKEN = {
     "a part": lambda x, i: torch.log_softmax(x[2:, 3:], 1).gather(1, i[2:] // 2),
     "merged dims": lambda x, i: torch.log_softmax(x.view(4, 3, -1).view(12, -1), 1).gather(1, i),
     "other readers": lambda x, i: (torch.log_softmax(x, 1).gather(1, i), torch.log_softmax(x, 1) * 2.0),
+    "a cast": lambda x, i: torch.log_softmax(x.double(), 1).gather(1, i),
     "16 bits": lambda x, i: torch.log_softmax(x.bfloat16().float(), 1).gather(1, i),
     "a row": lambda x, i: F.embedding(i[:1], (x * 2.0).exp()) + 1.0,
 }

@@ -96,7 +96,9 @@ def _before(value: Value, dim: int) -> list[tuple[Value, int]] | None:
     if row.along:
         along = constant_of(node.inputsAt(schema.arguments.index(row.along)))
         return [(node.inputsAt(0), dim)] if along % len(sizes) == dim else None
-    if row.sizes == "broadcast" or row.gradient == "cast":
+    if row.family == "casts":
+        return [(node.inputsAt(0), dim)] if row.smooth and not row.asked else None
+    if row.sizes == "broadcast":
         read = [(v, dim - len(sizes) + len(shape(v)[0] or ())) for v in inputs(node) if is_tensor(v)]
         return [(v, d) for v, d in read if d >= 0]
     before = _dim_before(node, sizes, dim) if row.is_view else None
