@@ -64,8 +64,8 @@ def squares_of_128(x: torch.Tensor):
 def mx(x: torch.Tensor):
     """MXFP8: a power of two for each 32 elements of a row, as float8_e8m0fnu.
 
-    The scale is that of the largest element's exponent. The cast to float8_e8m0fnu takes the nearer power, and
-    that of three quarters of a number is the one below the number."""
+    The scale is that of the largest element's exponent. The cast to float8_e8m0fnu takes the nearer power,
+    and that of three quarters of a number is the one below the number."""
     blocks = x.reshape(x.shape[0], -1, 32).to(torch.float32)
     amax = blocks.abs().amax(-1, keepdim=True)
     scale = (amax * (0.75 / 256.0)).to(torch.float8_e8m0fnu)

@@ -31,8 +31,8 @@ def assert_same(ours, theirs):
 
 
 def in_one_kernel(function, target, *args):
-    """What a later call returns, which launches one kernel. For a block of the CPU, which is one thread, squares
-    and results in two orders are two."""
+    """What a later call returns, which launches one kernel. For a block of the CPU, which is one thread,
+    squares and results in two orders are two."""
     tsfuser.reset()
     result, stats = function(*args), tsfuser.stats()
     assert not stats["fallbacks"] and stats["launches"] <= (2 if target == "cpu" else 1), stats

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import same
 
-from .compare import Difference
+from .compare import Difference, widened
 from .isolate import generators_of, tensors
 from .isolate_compiled import IsolatedCompiled
 
@@ -60,20 +60,20 @@ def _flat(found: tuple[Sequence[Any], Sequence[Any]]) -> list[Any]:
 def _difference(k: int, name: str, ours: Any, plain: Any, exact: Any, known: bool) -> Difference | None:
     said: list[str] = []
     comparable = _shape(ours) == _shape(plain)
-    tolerance = torch.finfo(plain.dtype).eps ** 0.5 if _is_float(plain) else 0.0
+    tolerance = torch.finfo(plain.dtype).eps ** 0.5 if _is_float(widened(plain)) else 0.0
     if comparable and same(
-        plain,
-        ours,
-        exact if known else None,
+        widened(plain),
+        widened(ours),
+        widened(exact) if known else None,
         tol=tolerance,
         equal_nan=True,
         log_error=lambda text, *values, **_: said.append(text % values if values else text),
     ):
         return None
     worst = float("inf")
-    if comparable and _is_float(plain):
+    if comparable and _is_float(widened(plain)):
         wide = torch.complex128 if plain.is_complex() else torch.float64
-        worst = (ours.detach().to(wide) - plain.detach().to(wide)).abs().max().item()
+        worst = (widened(ours).to(wide) - widened(plain).to(wide)).abs().max().item()
     what = said or [f"it has the shape {_shape(ours)}, and eager's {_shape(plain)}"]
     text = f"{name} of the program is not eager's: {'; '.join(what)}"
     return Difference(-1, k, worst, tolerance, text)

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..ir.dtypes import DTYPES
 from .arguments import described
 from .observe import Run
 
-_EPSILON = {
-    torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23, torch.float64: 2.0**-52,
-    torch.complex64: 2.0**-23, torch.complex128: 2.0**-52,
-}  # fmt: skip
+_STORED = {name: dtype for name, dtype in DTYPES.items() if not dtype.computes}
 #: Both sides may be off by some ulps an op (libm, CUDA's functions, another order of sums).
 _ULPS = 16
 
@@ -49,6 +47,16 @@ def compare(run: Run) -> Difference | None:
     return None
 
 
+def widened(value: Any) -> Any:
+    """A tensor in a dtype that has arithmetic, with the same numbers; packed ones are bytes."""
+    if not isinstance(value, torch.Tensor) or str(value.dtype)[6:] not in _STORED:
+        return value
+    dtype = _STORED[str(value.dtype)[6:]]
+    if not dtype.converts:
+        return value.view(torch.uint8)
+    return value.to(torch.float64 if dtype.is_floating else torch.int64)
+
+
 def _terms(run: Run) -> int:
     """How many roundings may add up: ops, and the square root of the terms of the longest sum."""
     nodes = sum(1 for _ in _C.group_graph(run.group).nodes())
@@ -65,11 +73,11 @@ def _difference(fused: Any, plain: Any, terms: int) -> tuple[float, float, str] 
         kinds = [f"{x.dtype}{list(x.shape)} on {x.device}" for x in (fused, plain)]
         return float("inf"), 0.0, f"it is {kinds[0]} instead of {kinds[1]}"
     wide = torch.complex128 if plain.is_complex() else torch.float64
-    a, b = fused.detach().to(wide), plain.detach().to(wide)
+    a, b = (widened(x).detach().to(wide) for x in (fused, plain))
     same = (a == b) | (a.isnan() & b.isnan())
     finite = b.abs()[b.isfinite()]
     scale = max(1.0, finite.max().item() if finite.numel() else 1.0)
-    allowed = _EPSILON[plain.dtype] * _ULPS * terms * scale if plain.dtype in _EPSILON else 0.0
+    allowed = _relative(plain.dtype, terms) * scale
     apart = (a - b).abs().nan_to_num(nan=float("inf"))
     wrong = ~same & ~(apart <= allowed)
     if not bool(wrong.any()):
@@ -81,6 +89,14 @@ def _difference(fused: Any, plain: Any, terms: int) -> tuple[float, float, str] 
         allowed,
         f"{int(wrong.sum())} of {wrong.numel()} elements differ, {sample}",
     )
+
+
+def _relative(dtype: torch.dtype, terms: int) -> float:
+    """What a result of that dtype may be off by, relative to the largest one. One of 8 bits is a neighbour of
+    eager's at most, where what is rounded to it lies between the two."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return torch.finfo(dtype).eps * (_ULPS * terms if dtype.itemsize > 1 else 1)
 
 
 def _describe(run: Run, k: int, what: str) -> str:

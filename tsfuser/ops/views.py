@@ -21,8 +21,11 @@ from .casts import clone
 from .table import COMPLEX, CONVERTED, NUMERIC, composite, scalar_type
 
 define("bits_as", "bit_cast<{ctype}>({0})", cheap=True)
-#: Dtypes whose bits registers keep.
-_BITS = tuple([d.name for d in DTYPES.values() if d.register is d and d.kind in "ifp"])
+_BITS = tuple([d for d in DTYPES.values() if d.kind in "ifp"])
+for _dtype in _BITS:
+    if _dtype.register is not _dtype:  # registers hold it as a float
+        _template = f"convert<{_dtype.register.ctype}>(bit_cast<{_dtype.ctype}>({{0}}))"
+        define(f"bits_as_{_dtype}", _template, cheap=True)
 
 
 def dim_of(rank: int, dim: int) -> int:
@@ -118,15 +121,17 @@ def movedim(b: Builder, self, source: int | list, destination: int | list) -> Va
     return _permuted(b, "movedim", self, order)
 
 
-@composite("tsfuser::view_as_dtype", dtypes=_BITS, sizes="first")
+# Not of floats of 16 bits: registers keep the number, but not which NaN it is.
+@composite("tsfuser::view_as_dtype", dtypes=[d.name for d in _BITS if d.register is d], sizes="first")
 def view_as_dtype(b: Builder, self, dtype: int) -> Value:
     """the bits of `self` as another dtype of the same size; a NaN keeps its bits"""
     wanted = scalar_type(dtype)
-    if wanted.name not in _BITS or wanted.itemsize != self.dtype.itemsize:
+    if wanted not in _BITS or wanted.itemsize != self.dtype.itemsize:
         raise Refusal(f"the bits of {self.dtype} as {wanted}")
     if wanted is self.dtype:
         return _permuted(b, "view_as_dtype", self, range(len(self.dims)))
-    return b.pointwise("bits_as", (self,), wanted, own_types=True, layouts=(b.layout(self),))
+    symbol = "bits_as" if wanted.register is wanted else f"bits_as_{wanted}"
+    return b.pointwise(symbol, (self,), wanted, own_types=True, layouts=(b.layout(self),))
 
 
 # ---- dims of size 1

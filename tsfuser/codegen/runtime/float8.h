@@ -54,8 +54,8 @@ DEVICE float to_float(float8_t<mantissa, bias, most, nan> x) {
 
 #if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 890
 
-// The instruction converts pairs, and gives the largest finite number for what is larger. It drops the sign of
-// NaN.
+// The instruction converts pairs, and gives the largest finite number for what is larger. It drops the sign
+// of NaN.
 DEVICE void round_to(float8_e4m3fn_t& result, float x) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
