@@ -1,5 +1,5 @@
-"""On CUDA each float is rounded to floats of 8 bits as torch rounds it there: all bit patterns. A GPU from compute
-capability 8.9 on does it by an instruction, whose saturation and NaN are not torch's."""
+"""On CUDA each float is rounded to floats of 8 bits as torch rounds it there: all bit patterns. A GPU from
+compute capability 8.9 on does it by an instruction, whose saturation and NaN are not torch's."""
 
 import pytest
 import torch
