@@ -38,6 +38,7 @@ INDEXED = {
     "summed over the rest": "(x[:, i] * 2.0).sum(-1)",
     "softmax": "torch.softmax(x[i, y] * 0.5, -1)",
     "a table's sum as a place": "x[(x.sum([1, 2]) * 0.0).long()] * 2.0",
+    "one hot": "x[:3, :4, 0] * torch.nn.functional.one_hot(i, 4) + 1.0",
     "taken along": "torch.take_along_dim(x, i.view(3, 1, 1), 0) * 2.0 + 1.0",
     "taken along the last": "torch.take_along_dim(x, i.view(1, 1, 3), -1) * 2.0 + 1.0",
     "taken along, wrapped": "torch.take_along_dim(x, i.view(1, 3, 1) * 9 - 17, 1) * 2.0 + 1.0",
@@ -154,6 +155,7 @@ WRONG = {
     "x[i, :, i * 0].sum(0)": (5, -6),
     "torch.embedding(x[0], i).exp() + 1.0": (7, -1, -7),
     "torch.softmax(torch.embedding(x[:, 0], i), 1)": (5, -1),
+    "torch.nn.functional.one_hot(i, 6) * x[0, 0]": (6, -1, 1 << 40),
 }
 
 

@@ -4,7 +4,7 @@ import torch
 
 from kit.support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
-LOOKUPS = {"aten::index_select", "aten::gather", "aten::embedding", "aten::index", "aten::take_along_dim"}
+LOOKUPS = {f"aten::{name}" for name in "index_select gather embedding index take_along_dim one_hot".split()}
 
 
 def compare(text, *inputs, ops=40, fused=True):

@@ -46,6 +46,18 @@ def looked_up(
     return output
 
 
+def checked(draft: Draft, name: str, index: Value, extent: sz.Size) -> Value:
+    """The elements of `index`, an argument. Each is at least 0 and less than `extent`, or the call is an
+    error. Raises Refusal."""
+    source = draft.input_of(index)
+    if source is None or source.by_value:
+        raise Refusal("indices that are computed in their group are only checked where they are used")
+    output = draft.new(name, index.dtype, index.dims)
+    at = source.index, (index,), output, source.strides, (sz.const(0),), (extent,), source.alignment
+    draft.ops.append(Lookup(name, *at))
+    return output
+
+
 def _lookup(
     draft: Draft, read: TensorInput, indices: Mapping[int, Value], output: Value, strides: tuple[sz.Size, ...]
 ) -> Lookup:

@@ -27,6 +27,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, INT64
 from ..ir.fusion import Axis, Value
+from ..ir.lookups import checked
 from ..ir.symbols import define
 from ..ir.values import extent
 from ..ir.windows import position
@@ -155,6 +156,19 @@ def _index_layout(
         ones = [sz.const(1)] * ahead, [sz.const(1)] * behind
         read.append(lay.Layout(*((*ones[0], *known, *ones[1]) for known in (layout.sizes, layout.strides))))
     return b.pointwise_layout(dims, read)
+
+
+@composite("aten::one_hot", dtypes=("int64",), sizes="own", table="self", fixed=("num_classes",))
+def one_hot(b: Builder, self, num_classes: int = -1) -> Value:
+    """1 at the place that an index names, of `num_classes`, and 0 elsewhere"""
+    if num_classes < 1:
+        raise Refusal("one_hot without a number of classes is left to torch: the size depends on the indices")
+    size = sz.const(num_classes)
+    index = unsqueezed(b, checked(b, "one_hot", self, size), len(self.dims))
+    axis = b.fresh_axis(size) if num_classes > 1 else None
+    place = position(b, [axis], 0) if axis is not None else b.literal(0)
+    here = b.pointwise("eq", (index, place), BOOL, own_types=True)
+    return b.contiguous(b.cast(here, INT64))
 
 
 #: Whether an index, which may count from the end, is this place of so many.

@@ -53,7 +53,7 @@ _WORDS = {
     _VIEW: """detach alias broadcast_to broadcast_tensors view_as_real view_as_complex""",
     _WHOLE: "copy repeat lift_fresh_copy",
     _LOOK_UP: """take embedding_bag masked_select nonzero
-        scatter scatter_add scatter_ scatter_add_ index_add index_put index_put_ one_hot
+        scatter scatter_add scatter_ scatter_add_ index_add index_put index_put_
         embedding_dense_backward nll_loss_backward nll_loss2d_backward _unsafe_index _unsafe_masked_index
         _unsafe_masked_index_put_accumulate repeat_interleave""",
     _SCATTER: """scatter_reduce select_scatter slice_scatter diagonal_scatter as_strided_scatter
