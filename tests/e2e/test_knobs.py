@@ -181,7 +181,8 @@ def test_reset_forgets_plans_but_groups_stay(device):
     before = tsfuser.stats()["groups"]
     assert before >= 1
     tsfuser.reset()
-    rest = {name: n for name, n in tsfuser.stats().items() if name != "groups"}
+    stay = ("groups", "optimised_too_early")
+    rest = {name: n for name, n in tsfuser.stats().items() if name not in stay}
     assert tsfuser.stats()["groups"] == before and not any(rest.values())
     assert torch.equal(scripted(x), add_relu(x)) and tsfuser.stats()["plans_built"] == 1
 

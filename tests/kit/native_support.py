@@ -78,6 +78,10 @@ KERNEL(parameters) {
 """
 
 
+#: Those that these tests compute with: name -> number of its c10::ScalarType.
+DTYPES = {"bool": 11, "int32": 3, "int64": 4, "float32": 6, "float64": 7, "complex64": 9}
+
+
 def extension():
     """`tsfuser._C` without `tsfuser/__init__`, so that these tests stand on nothing but the extension."""
     if "tsfuser._C" not in sys.modules:
@@ -86,6 +90,7 @@ def extension():
         spec = importlib.util.spec_from_file_location("tsfuser._C", path)
         sys.modules["tsfuser._C"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["tsfuser._C"])
+        sys.modules["tsfuser._C"].set_dtypes(DTYPES)
     return sys.modules["tsfuser._C"]
 
 

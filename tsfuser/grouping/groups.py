@@ -44,6 +44,8 @@ from .support import Refusals, Verdict, examine, separate_blocks
 from .unfused_reasons import NOT_RUN, left_over
 from .views import DTYPE, METADATA, reshape_refusal, sizes_follow, views_of
 
+_NUMBER_AS_TENSOR = "aten::scalar_tensor"
+
 
 class Group(NamedTuple):
     """A group node, and whether one of its outputs is written to in place, or it writes to its inputs."""
@@ -310,9 +312,12 @@ class _Block:
         return counts
 
     def _is_worth_sharing(self, value: Value) -> bool:
-        """Whether two nodes that read this value save something when they are in one group: it has more than
-        one element. Groups that share only a number, as an optimizer's rate, are better in a batch."""
-        return is_tensor(value) and self.knowledge.facts(value).rank != 0
+        """Whether two nodes that read this value save something when they are in one group: it is a tensor
+        in memory. Not so a number of a graph that became a tensor: groups that do the same with it, as to
+        each parameter of an optimizer, are better in a batch."""
+        if not is_tensor(value) or self.knowledge.facts(value)[1:] == ("cpu", 0):
+            return False
+        return value.node().kind() != _NUMBER_AS_TENSOR
 
     def _candidates(self) -> dict[int, set[int]]:
         """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim CPU

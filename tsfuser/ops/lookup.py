@@ -122,6 +122,8 @@ define("from_end", "({0} < 0 ? {0} + {1} : {0})", cheap=True)
 @composite("aten::index", "Tensor", table="self", places="indices", **_LOOKUP)
 def index(b: Builder, self, indices) -> Value:
     """`self[i, j]` for tensors i and j of places, which broadcast; `:` and `None` may be between them"""
+    if indices is None:
+        raise Refusal("x[...] with a list of indices that is not known is left to torch")
     rank, taken = len(self.dims), {d: i for d, i in enumerate(indices) if i is not None}
     if not taken or len(indices) > rank:
         raise Refusal("x[...] without an index, or with more of them than x has dims, is left to torch")
