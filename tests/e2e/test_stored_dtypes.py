@@ -76,7 +76,11 @@ def test_copies_keep_every_bit(dtype, device):
         return torch.cat([x, made[:, :5]], 1), made.t().contiguous()
 
     x, y = values(dtype, device), numbers(device)
-    assert_same(compiled(program, x, y), program(x, y))
+    try:
+        theirs = program(x, y)
+    except NotImplementedError as error:  # torch 2.11 on CUDA, of one dtype
+        pytest.skip(str(error))
+    assert_same(compiled(program, x, y), theirs)
 
 
 @pytest.mark.parametrize("dtype", SOME)
