@@ -2,7 +2,6 @@
 double. Batch norm's values are in test_batch_norm.py, since they come with running statistics; group norm has
 test_group_norm.py; how near all are to double, and derivatives by differences, are in test_accuracy.py."""
 
-
 import pytest
 import torch
 import torch.nn.functional as F
