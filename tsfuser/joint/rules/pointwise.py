@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from .table import broadcasting, rule, structural
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
@@ -86,7 +88,10 @@ def neg(grad):
 @rule("aten::to", "aten::type_as")
 def cast(grad, self):
     """Back to the device of the operand; all gradients get the dtypes of their operands."""
-    return grad if self.facts.device == grad.facts.device else grad.to(self)
+    device = self.facts.device
+    if device is None:
+        return grad.to(self)
+    return grad if device == grad.facts.device else grad.to(torch.device(device), None, False, False)
 
 
 @rule("aten::frac", "aten::positive", "aten::clone", "aten::contiguous", "aten::alias")
