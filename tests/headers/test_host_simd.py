@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kit import harness
+from tsfuser.ir.dtypes import DTYPES
 from tsfuser.target import host
 from tsfuser.target.cxx import is_gcc
 from tsfuser.target.function import RUNTIME
@@ -132,3 +133,35 @@ void loop(const {T}* x, const {T}* y, const bool* z, {result}* out, int64_t n) {
     if (loop, T) in (("where", "double"), ("where", "int64_t")) and "loop vectorized" not in done.stdout:
         pytest.skip("g++ vectorises this one or not, depending on its version")  # 12 does, 13 does not
     assert "loop vectorized" in done.stdout, done.stdout
+
+
+STORED = [d for d in DTYPES.values() if d.converts and not d.computes]
+
+
+@vectorising
+@pytest.mark.parametrize("dtype", [d.ctype for d in STORED])
+def test_casts_of_what_is_only_stored_are_vectorised(dtype, tmp_path):
+    """Both ways, through a value that a kernel has named."""
+    if dtype in ("uint32_t", "uint64_t") and "avx512dq" not in cpu_identity():
+        pytest.skip("AVX2 has no conversion between floats and integers of 64 bits")
+    (tmp_path / "loop.cpp").write_text(f"""#include "tsfuser.h"
+void from(const {dtype}* x, float* out, int64_t n) {{
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {{
+    const {dtype} a = x[i];
+    out[i] = convert<float>(a) * 2.0f;
+  }}
+}}
+void to(const float* x, {dtype}* out, int64_t n) {{
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {{
+    const {dtype} a = convert<{dtype}>(x[i] * 2.0f);
+    out[i] = a;
+  }}
+}}""")
+    command = [*find_compiler(), *harness.TARGETS["host"].flags(), *host._GCC, "-fopt-info-vec-optimized"]
+    command += ["-iquote", str(RUNTIME), "-c", str(tmp_path / "loop.cpp"), "-o", str(tmp_path / "loop.o")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    lines = {line.split(":")[1] for line in done.stdout.splitlines() if "loop vectorized" in line}
+    assert lines >= {"4", "11"}, done.stdout
