@@ -6,6 +6,7 @@ Out: the package. Example: `pip install --no-build-isolation .`
 
 import os
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -74,6 +75,18 @@ def precompile(build, extension) -> Path:
     return header
 
 
+def interface(build) -> Path:
+    """A source file with the digest by which the import knows whether this build fits the Python files."""
+    folder = Path(build.build_temp).resolve() / "generated"
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = runpy.run_path("tsfuser/interface.py")["digest"](SOURCES)
+    source = folder / "interface.cpp"
+    text = f'namespace tsfuser {{\nconst char* interface_digest() {{ return "{digest}"; }}\n}}\n'
+    if not source.exists() or source.read_text() != text:
+        source.write_text(text)
+    return source
+
+
 def given_flags() -> list[str]:
     """The flags of CFLAGS: behind those of this file, so that they win."""
     return shlex.split(os.environ.get("CFLAGS", ""))
@@ -99,6 +112,7 @@ def extension_build() -> dict:
         def build_extension(self, extension):
             header = precompile(self, extension)
             extension.extra_compile_args = ["-include", str(header), *extension.extra_compile_args]
+            extension.sources = [*extension.sources, str(interface(self))]
             super().build_extension(extension)
 
     # -fopenmp when compiling makes at::parallel_for parallel; not when linking, so that torch's own OpenMP

@@ -8,6 +8,8 @@ itself. Example:
             y = scripted(x)        # from the second call on, fused; in training from the third
 """
 
+from pathlib import Path as _Path
+
 import torch
 
 from .version import __version__
@@ -15,14 +17,20 @@ from .version import __version__
 try:
     from . import _C
 
-    if _C.built_for.split(".")[:2] != torch.__version__.split(".")[:2]:
-        raise ImportError(f"it is built for torch {_C.built_for}")
+    _built_for = getattr(_C, "built_for", torch.__version__)  # those of before 0.3 do not say it
+    if _built_for.split(".")[:2] != torch.__version__.split(".")[:2]:
+        raise ImportError(f"it is built for torch {_built_for}")
 except ImportError as error:
     raise ImportError(
         f"tsfuser's extension does not load with torch {torch.__version__}: {error}. Install the tsfuser "
         "that is built for this torch, or build it again, by `pip install --no-build-isolation .` in "
         "tsfuser's folder"
     ) from error
+
+from . import interface
+
+if _mistake := interface.mistake(getattr(_C, "interface", None), _Path(__file__).parent):
+    raise ImportError(_mistake)
 
 from . import knobs, log, options
 from .debug import bandwidth, runs

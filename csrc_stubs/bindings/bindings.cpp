@@ -1,5 +1,6 @@
 // tsfuser._C: what Python sees of this extension.
 
+#include "bindings/interface.h"
 #include "call/counters.h"
 #include "group/failures.h"
 #include "group/group.h"
@@ -268,6 +269,7 @@ void bind_plan(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "tsfuser's native side: pass hook, guard, group lookup, launch";
   m.attr("built_for") = TORCH_VERSION;
+  m.attr("interface") = interface_digest();
   remember_main_thread(
       py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>());
   hook_into_torch();

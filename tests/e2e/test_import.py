@@ -1,7 +1,9 @@
 """The import: harmless, quick, possible without CuPy and GPU, twice, in a thread and in a fork. Each in a
 process of its own."""
 
-from kit.support import run_python
+import shutil
+
+from kit.support import ROOT, run_python
 
 PROGRAM = """
 def program(x):
@@ -206,4 +208,19 @@ except ImportError as error:
     out, _ = run(tmp_path, asked)
     assert (
         out.startswith("lightning-thunder does not load (ModuleNotFoundError: ") and "tsfuser[thunder]" in out
+    )
+
+
+def test_an_extension_of_other_sources_is_one_sentence(tmp_path):
+    """As after `git pull` without a build: a copy of the package, whose C++ sources have another binding."""
+    shutil.copytree(ROOT / "tsfuser", tmp_path / "tsfuser", ignore=shutil.ignore_patterns("__pycache__"))
+    sources = tmp_path / "csrc_stubs" / "bindings"
+    sources.mkdir(parents=True)
+    text = 'PYBIND11_MODULE(_C, m) {\n  m.def("other", &other, py::arg("x"));\n}\n'
+    (sources / "bindings.cpp").write_text(text)
+    status, _, err = run_python(tmp_path, "import tsfuser", PYTHONPATH=str(tmp_path))
+    assert status != 0
+    assert err.splitlines()[-1] == (
+        "ImportError: tsfuser's extension was built from other sources than its Python files: build it "
+        f"again, by `python setup.py build_ext --inplace` in {tmp_path}"
     )
