@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -389,6 +390,65 @@ def test_files_of_root_are_used(cache, monkeypatch):
         pytest.skip("only root has files of root")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert warned(lambda: DiskCache(cache.directory).get("key", ".txt", never)) == (stored, [])
+
+
+def as_user(number, run):
+    """What `run()` returns, a list of texts, in a process of another user."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with open(writer, "w") as out:
+            try:
+                os.setgroups([])
+                os.setegid(number)
+                os.seteuid(number)
+                out.write("\n".join(run()))
+            except BaseException as error:
+                out.write(repr(error))
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as found:
+        texts = found.read().splitlines()
+    os.waitpid(child, 0)
+    return texts
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user can enter, and only root can write."""
+    folder = Path(tempfile.mkdtemp(prefix="tsfuser-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("made", ["the folder", "the folder above", "a folder in it", "a file in it"])
+def test_what_root_has_made_is_named_with_the_remedy(open_folder, made):
+    """As a container, which runs as root, does with a home that is mounted. Work goes on without it."""
+    place = open_folder / "above" / "cache"
+    mine = DiskCache(place)
+    path = mine.get("key", ".txt", write("made")).path
+    culprit = {"the folder": place, "the folder above": place.parent, "a folder in it": path.parent}.get(
+        made, path
+    )
+    for other in (open_folder / "above", place, path.parent, path):
+        if other != culprit and culprit not in other.parents:
+            os.chown(other, 12345, 12345)
+    if made == "the folder above":
+        shutil.rmtree(place)
+
+    def run():
+        cache = DiskCache(place)
+        stored, texts = warned(lambda: cache.get("key", ".txt", write("again")))
+        again, none = warned(lambda: cache.get("key", ".txt", never))
+        return [stored.content.decode(), again.content.decode(), *texts, *none]
+
+    first, second, *texts = as_user(12345, run)
+    assert first == second == "again" and len(texts) == 1, (first, second, texts)
+    [text] = texts
+    assert f"{culprit} belongs to root, as where a container has made it" in text
+    assert f"`sudo chown -R 12345 {culprit}` makes it yours, or set TSFUSER_CACHE_DIR to a directory" in text
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])

@@ -35,6 +35,7 @@ _LAYOUT = "2"  # changes when the meaning of a stored file does
 _OFTEN = 3600  # seconds between two looks at all files
 _MAKING = "making-"  # files that are not finished
 _ADVICE = "set TSFUSER_CACHE_DIR to a directory of yours that nobody else can write"
+LIMIT = 1 << 30  # bytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class DiskCache:
     """The cache in `directory`. Where that belongs to somebody else, others can write it, or it cannot be
     written, new files go to a directory of this process alone, with one warning."""
 
-    def __init__(self, directory: Path | str, limit: int = 1 << 30):
+    def __init__(self, directory: Path | str, limit: int = LIMIT):
         self.limit = limit
         self._asked = Path(directory).absolute()
         self._places: list[Path] = []  # where files are looked for; new ones go to the last
@@ -132,11 +133,27 @@ class DiskCache:
         with contextlib.suppress(OSError):
             stored.path.unlink()
 
+    def hindrance(self) -> str:
+        """Why the directory cannot be used, and what to do, as a sentence; "" where it can."""
+        try:
+            self._asked.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._asked.stat()
+        except OSError as error:
+            return _with_advice(f"cannot write to {self._asked} ({error.strerror})", self._asked)
+        if reason := seal.distrust(status):
+            return f"{self._asked} {reason}; {_ADVICE}"
+        if not os.access(self._asked, os.R_OK | os.X_OK, effective_ids=True):
+            return _with_advice(f"cannot read {self._asked}", self._asked)
+        return ""
+
+    def files(self) -> list[tuple[Path, os.stat_result]]:
+        """All that is kept."""
+        return [*self._entries("??/*"), *self._entries("failed-*")]
+
     def trim(self) -> None:
         """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process at
         most, when it has compiled something."""
-        found = [*self._entries("??/*"), *self._entries("failed-*")]
-        files = [(status.st_mtime, status.st_size, path) for path, status in found]
+        files = [(status.st_mtime, status.st_size, path) for path, status in self.files()]
         for path, status in self._entries(f"{_MAKING}*"):  # left by a process that was killed
             if time.time() - status.st_mtime > 3600:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else _unlink(path)
@@ -153,6 +170,11 @@ class DiskCache:
             path = place / name
             try:
                 content, reason = seal.read(path, digest)
+            except PermissionError:
+                self._warn(
+                    _with_advice(f"compiled kernels in {place} are not used: cannot read {path}", path)
+                )
+                continue
             except OSError:  # most often it is not there
                 continue
             if content is not None:
@@ -172,7 +194,8 @@ class DiskCache:
         try:
             _write(path, seal.sealed(content, digest))
         except OSError as error:
-            self._use_private(f"cannot write to {path.parents[1]} ({error.strerror})")
+            reason = f"cannot write to {path.parents[1]} ({error.strerror})"
+            self._use_private(_with_advice(reason, path))
             path = self.directory / name
             with contextlib.suppress(OSError):
                 _write(path, seal.sealed(content, digest))
@@ -208,13 +231,7 @@ class DiskCache:
         """The places, chosen on first use."""
         with self._lock:
             if not self._places:
-                try:
-                    self._asked.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    reason = seal.distrust(self._asked.stat())
-                    reason = reason and f"{self._asked} {reason}"
-                except OSError as error:
-                    reason = f"cannot write to {self._asked} ({error.strerror})"
-                if reason:
+                if reason := self.hindrance():
                     self._use_private(reason)
                 else:
                     self._places = [self._asked]
@@ -228,9 +245,10 @@ class DiskCache:
                 try:
                     self._private = tempfile.TemporaryDirectory(prefix="tsfuser-")
                 except OSError as error:
-                    raise CompileError(f"{reason}, nor to a temporary directory ({error.strerror})") from None
+                    text = f"nor can a temporary directory be written ({error.strerror})"
+                    raise CompileError(f"{reason}; {text}") from None
                 self._places.append(Path(self._private.name))
-        self._warn(f"compiled kernels are not kept: {reason}; {_ADVICE}")
+        self._warn(f"compiled kernels are not kept: {reason}")
 
     def _warn(self, text: str) -> None:
         """Tells the user once."""
@@ -238,6 +256,26 @@ class DiskCache:
             warned, self._warned = self._warned, True
         if not warned:
             warn(text)
+
+
+def _with_advice(reason: str, path: Path) -> str:
+    """The reason why `path` cannot be used, whose it is where that is why, and what to do."""
+    for place in (path, *path.parents):  # the first of another user, from what is there on upwards
+        try:
+            owner = place.stat().st_uid
+        except OSError:
+            continue
+        if owner == os.geteuid():
+            break
+        if os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            break
+        if owner == 0:
+            yours = f"`sudo chown -R {os.geteuid()} {place}` makes it yours"
+            return (
+                f"{reason}: {place} belongs to root, as where a container has made it; {yours}, or {_ADVICE}"
+            )
+        return f"{reason}: {place} belongs to another user (number {owner}); {_ADVICE}"
+    return f"{reason}; {_ADVICE}"
 
 
 def _name(key: object, suffix: str) -> tuple[str, bytes]:
