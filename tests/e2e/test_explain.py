@@ -291,11 +291,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("chosen, others", [([], ["activated: ", "summed: "]), (["summed"], ["summed: "])])
+@pytest.mark.parametrize(
+    "chosen, others", [([], ["activated: ", "summed: "]), (["--only", "summed"], ["summed: "])]
+)
 def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chosen, others):
     (tmp_path / "model.py").write_text(SCRIPT)
     call = (
-        f"import sys, runpy\nsys.argv = ['tsfuser', 'explain', {str(tmp_path / 'model.py')!r}, *{chosen}]\n"
+        f"import sys, runpy\nsys.argv = ['tsfuser', 'explain', *{chosen}, {str(tmp_path / 'model.py')!r}]\n"
     )
     status, out, err = run_python(tmp_path, call + "runpy.run_module('tsfuser', run_name='__main__')\n")
     assert status == 0, err
@@ -304,19 +306,19 @@ def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chose
     assert "running sums are left to torch" in out and "model.py:10" in out
 
 
-def test_words_behind_two_dashes_are_the_scripts(tmp_path, capsys, monkeypatch):
+def test_words_behind_the_script_are_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
     script = tmp_path / "words.py"
     script.write_text("import sys\nprint(sys.argv[1:])\n")
-    assert command(["explain", str(script), "--", "--epochs", "1"]) == 1  # it calls nothing to explain
-    assert "['--epochs', '1']" in capsys.readouterr().out
+    assert command(["explain", str(script), "--html", "--only", "1"]) == 1  # it calls nothing to explain
+    assert "['--html', '--only', '1']" in capsys.readouterr().out
 
 
 def test_a_script_that_is_not_there_is_told_in_a_line(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command(["explain", str(tmp_path / "no.py")])
-    assert capsys.readouterr().err.endswith(f"error: there is no file {tmp_path / 'no.py'}\n")
+    assert capsys.readouterr().err.endswith(f"argument SCRIPT: there is no file {tmp_path / 'no.py'}\n")
 
 
 @pytest.mark.parametrize("look", [tsfuser.explain, tsfuser.check])

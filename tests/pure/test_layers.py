@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tsfuser"
 LAYERS = (
-    ("version", "errors", "option_parsers", "options", "log"), ("ir",), ("ops",), ("segment",),
+    ("version", "interface", "errors", "option_parsers", "options", "log"), ("ir",), ("ops",), ("segment",),
     ("schedule",), ("lower",), ("codegen",),
     ("target",), ("graph",), ("joint",), ("planning",), ("grouping",), ("frontends",), ("debug",), ("knobs",),
-    ("__main__",),
+    ("commands",), ("__main__",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = RANK["graph"]  # layers below this one

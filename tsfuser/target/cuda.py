@@ -236,6 +236,11 @@ def _nvrtc():
         return nvrtc
 
 
+def nvrtc_version() -> str:
+    """As "12.9". Raises `Refusal`."""
+    return ".".join(map(str, _nvrtc().getVersion()))
+
+
 @functools.cache
 def supported_archs() -> tuple[int, ...]:
     """Compute capabilities that this NVRTC compiles for, ascending."""
@@ -265,9 +270,8 @@ def _compile(
     nvrtc = _nvrtc()
     known = supported_archs()
     if arch < known[0]:
-        version = ".".join(map(str, nvrtc.getVersion()))
         oldest, own = known[0] / 10, arch / 10
-        raise Refusal(f"NVRTC {version} starts at compute capability {oldest}, the device has {own}")
+        raise Refusal(f"NVRTC {nvrtc_version()} starts at compute capability {oldest}, the device has {own}")
     virtual = virtual or arch not in known
     target = f"compute_{max(a for a in known if a <= arch)}" if virtual else f"sm_{arch}"
     if source.startswith(WITHOUT_CONTRACTION):
