@@ -104,7 +104,9 @@ class _Walker:
         """As if all indices were the largest that there may be: what is touched then is in bounds, and
         aligned."""
         largest = int(s.extent) if s.extent.isdigit() else env[s.extent]
-        return (largest - 1) * evaluate(s.step, env) if s.guard is None or evaluate(s.guard, env) else -1
+        return (
+            (largest - 1) * evaluate(s.step, env) if s.guard is None or evaluate(s.guard, env) else s.missing
+        )
 
     def fetch(self, s, env):
         """What is fetched lies in the tensor, and its copy in its tile, aligned."""

@@ -195,7 +195,7 @@ def _place(s: Place) -> list[str]:
     return _assign(
         s.ctype,
         s.name,
-        f"{known if s.guard is None else f'{s.guard} && {known}'} ? {mul(s.index, s.step)} : -1",
+        f"{known if s.guard is None else f'{s.guard} && {known}'} ? {mul(s.index, s.step)} : {s.missing}",
     )
 
 

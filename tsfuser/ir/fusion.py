@@ -122,7 +122,8 @@ class Lookup:
     """`output[i]` = the element of tensor argument `table` at `offset + sum(i_d * strides[d]) +
     sum(operands[k][i] * steps[k])`. Each operand is an index. It says how far to go along a dim of the table
     that no loop walks: at least 0 and less than `extents[k]`, or the call is an error. `alignment` is that of
-    the element at `offset`."""
+    the element at `offset`. `has_elements`: the table has some, so that one can be read where an index is out
+    of range."""
 
     name: str
     table: int
@@ -133,6 +134,7 @@ class Lookup:
     extents: tuple[Size, ...]
     alignment: Size
     offset: Size = const(0)
+    has_elements: bool = False
 
 
 @dataclass(frozen=True)
@@ -409,6 +411,7 @@ def statement(op: Op) -> str:
     if isinstance(op, PLACES):
         return f"{type(op).__name__.lower()}({op.name!r}, {_window(op.window)}, {op.output.name})"
     if isinstance(op, Lookup):
-        where = f"{_sizes(op.steps)}, {_sizes(op.extents)}, {op.alignment.text()}{_windows(op.offset, ())}"
-        return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {_sizes(op.strides)}, {where})"
+        steps = f"{_sizes(op.strides)}, {_sizes(op.steps)}, {_sizes(op.extents)}"
+        where = f"{op.alignment.text()}, {_size(op.offset)}, {op.has_elements}"
+        return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {steps}, {where})"
     return f"pointwise({op.name!r}, {op.symbol!r}, {operands}, {op.compute}, {op.output.name})"

@@ -53,8 +53,20 @@ def checked(draft: Draft, name: str, index: Value, extent: sz.Size) -> Value:
     if source is None or source.by_value:
         raise Refusal("indices that are computed in their group are only checked where they are used")
     output = draft.new(name, index.dtype, index.dims)
-    at = source.index, (index,), output, source.strides, (sz.const(0),), (extent,), source.alignment
-    draft.ops.append(Lookup(name, *at))
+    steps, extents = (sz.const(0),), (extent,)
+    draft.ops.append(
+        Lookup(
+            name,
+            source.index,
+            (index,),
+            output,
+            source.strides,
+            steps,
+            extents,
+            source.alignment,
+            has_elements=True,
+        )
+    )
     return output
 
 
@@ -66,7 +78,10 @@ def _lookup(
     name, alignment = output.name.rpartition("_")[0], read.alignment
     if read.offset is not sz.const(0):
         alignment = sz.minimum(alignment, sz.pow2(read.offset * output.dtype.itemsize))
-    return Lookup(name, read.index, operands, output, strides, steps, extents, alignment, read.offset)
+    has_elements = all(draft.call.decide(sz.lt(0, size)) for size in sizes)
+    return Lookup(
+        name, read.index, operands, output, strides, steps, extents, alignment, read.offset, has_elements
+    )
 
 
 def _computed(

@@ -250,13 +250,16 @@ class Elements:
         for k, (index, step, extent) in enumerate(zip(op.operands, op.steps, op.extents)):
             end = f"{k}" if k else ""
             by, count = params.size(step, f"{name}_step{end}"), params.count(extent)
-            places.append(Place(f"{name}_at{end}", params.index, index.name, by, count, flag, given))
+            missing = 0 if op.has_elements else -1
+            place = Place(f"{name}_at{end}", params.index, index.name, by, count, flag, given, missing)
+            places.append(place)
         table = params.field(f"x{op.table}", f"const {ctype}*", ("input", op.table))
         offset, guard = self.offset(access, at), self.guard(at, access)
         for place in places:
             offset = ix.add(offset, place.name)
-        inside = ix.both([*([] if guard is None else [guard]), *(ix.less(-1, p.name) for p in places)])
-        read = Load(f"{name}_m", ctype, table, offset, inside)
+        if not op.has_elements:
+            guard = ix.both([*ix.conjuncts(guard), *(ix.less(-1, place.name) for place in places)])
+        read = Load(f"{name}_m", ctype, table, offset, guard)
         return [*places, read, Compute(name, register, conversion(ctype, register), (read.name,))]
 
     def _pointwise(self, op: Pointwise) -> Compute:

@@ -49,8 +49,8 @@ class Load:
 @dataclass(frozen=True)
 class Place:
     """`name = index * step`, where `index`, a value, is checked: it has to be at least 0 and less than
-    `extent`, a number, or else `name` is -1 and the call an error, of which `flag` is told. -1, with nothing
-    checked, where `guard` is false."""
+    `extent`, a number, or else `name` is `missing` and the call an error, of which `flag` is told. It is
+    `missing`, with nothing checked, where `guard` is false."""
 
     name: str
     ctype: str
@@ -59,6 +59,7 @@ class Place:
     extent: str
     flag: str
     guard: Expr | None = None
+    missing: int = -1
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _line(s: Stmt) -> str:
     if isinstance(s, Place):
         return (
             f"{s.name} = {s.index} * {s.step} if "
-            f"{'' if s.guard is None else f'{s.guard} and '}{s.index} in {s.extent}"
+            f"{'' if s.guard is None else f'{s.guard} and '}{s.index} in {s.extent} else {s.missing}"
         )
     if isinstance(s, Uniform):
         return (
