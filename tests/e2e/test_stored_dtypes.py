@@ -84,6 +84,32 @@ def test_copies_keep_every_bit(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", SOME)
+def test_numbers_become_elements(dtype, device):
+    """Fillings and paddings, rounded as eager rounds them."""
+
+    def program(x, y):
+        padded = torch.nn.functional.pad(x, (1, 2), value=2.0)
+        return (
+            padded.to(torch.float32) + 1.0,
+            y + 1.0,
+            torch.full_like(y, 3.3, dtype=dtype).to(torch.float32) * y,
+        )
+
+    x, y = values(dtype, device), numbers(device)
+    assert_same(compiled(program, x, y), program(x, y))
+
+
+@pytest.mark.parametrize("number", [1e9, -1e9])
+def test_a_number_beyond_a_dtype_raises_as_in_eager(number, device):
+    def program(x):
+        return torch.full_like(x, number, dtype=torch.float8_e4m3fn).to(torch.float32) + x
+
+    x = numbers(device)
+    expected, found = (error_of(f, x) for f in (program, torch.compile(program, backend="tsfuser")))
+    assert "without overflow" in str(expected) and "without overflow" in str(found)
+
+
+@pytest.mark.parametrize("dtype", SOME)
 def test_comparisons_for_equality(dtype, device):
     def program(x, y):
         return (x == y) | (x != 2), x.isnan()

@@ -104,6 +104,9 @@ DTYPES = {
     )
 }  # fmt: skip
 
+#: Those that registers hold in a wider dtype.
+NARROW = tuple([d for d in DTYPES.values() if d.register is not d])
+
 _RANK = {"b": 0, "i": 1, "f": 2, "c": 3}
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .dtypes import BFLOAT16, HALF, DType
+from .dtypes import NARROW, DType
 
 KINDS = {"boolean": "b", "integer": "i", "complex": "c"}  #: keyword of `define` -> kind of a dtype
 COSTLY = 30  #: instructions an element: more than what reads 2 bytes and stores 2 has to spare
@@ -135,7 +135,7 @@ def rounded(template: str, dtype: DType) -> str:
 # Those that passes use themselves.
 define("copy", "{0}", cheap=True, grows=(1,))
 define("convert", "convert<{ctype}>({0})", cheap=True, grows=(1,))
-for _dtype in (HALF, BFLOAT16):
+for _dtype in NARROW:
     define(f"round_to_{_dtype}", rounded("{0}", _dtype), cheap=True, grows=(1,))
 define("zero_or_nan", "({0} - {0})", cheap=True)
 define("without_minus_zero", "({0} + 0)", cheap=True, grows=(1,))

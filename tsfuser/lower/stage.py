@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.dtypes import DTYPES
+from ..ir import dtypes
 from .loop_ir import Array, Compute, For, Let, Load, Place, Stmt, Uniform
 from .traverse import defined, rename, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 MOST_STAGED = 128  # bytes of a thread that one loop alone loads ahead, where registers hold a row
-_BYTES = {d.ctype: d.itemsize for d in DTYPES.values()}
+_BYTES = {d.ctype: d.itemsize for d in dtypes.DTYPES.values()}
 #: Types in memory of elements that are wider in registers: floats of 16 bits.
-NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.itemsize)
+NARROW = frozenset(d.ctype for d in dtypes.NARROW)
 
 
 def stage(body: Body, in_rows: bool = False) -> Body:

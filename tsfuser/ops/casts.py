@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.dtypes import BFLOAT16, FLOAT, HALF, DType
+from ..ir.dtypes import FLOAT, NARROW, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible
 from ..ir.symbols import define
@@ -228,7 +228,7 @@ def autocast_to_reduced_precision(
 def autocast_to_full_precision(b: Builder, self, cuda_enabled: bool, cpu_enabled: bool) -> Value:
     """16-bit `self` in float32"""
     enabled = cpu_enabled if b.device == "cpu" else cuda_enabled
-    return _cast(b, self, FLOAT) if enabled and self.dtype in (HALF, BFLOAT16) else self
+    return _cast(b, self, FLOAT) if enabled and self.dtype in NARROW else self
 
 
 # ---- one number everywhere

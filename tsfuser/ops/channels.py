@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import BFLOAT16, HALF, DType
+from ..ir.dtypes import NARROW, DType
 from ..ir.fusion import Value
 from ..ir.symbols import define, find, rounded
 from ..ir.views import placed
@@ -29,7 +29,7 @@ _NORMALIZE = {
     (True, True): define("normalize_weight_bias", "(((({0} - {1}) * {2}) * {3}) + {4})", cheap=True),
 }
 for _symbol in _NORMALIZE.values():
-    for _dtype in (HALF, BFLOAT16):
+    for _dtype in NARROW:
         define(f"{_symbol}_in_{_dtype}", rounded(find(_symbol).template(), _dtype), cheap=True)
 
 STATISTICS = ("running_mean", "running_var")

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
+from ..ir.dtypes import BFLOAT16, BOOL, HALF, NARROW, DType
 from ..ir.fusion import Pointwise, Value
 from ..ir.limits import convertible
 from ..ir.symbols import ROUNDING, define
 from ..ir.symbols import rounded as rounded_to
 from .table import ALL, BOOLEAN, INTEGRAL, REAL, Row, register
 
-for _dtype in (HALF, BFLOAT16):
+for _dtype in NARROW:
     # without `grows`, which allows no fast forms: forward and backward must round the same number, since
     # numbers near the middle between two of 16 bits become either of them
     define(f"{ROUNDING}{_dtype}", rounded_to("{0}", _dtype), cheap=True)

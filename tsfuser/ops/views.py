@@ -24,8 +24,8 @@ define("bits_as", "bit_cast<{ctype}>({0})", cheap=True)
 _BITS = tuple([d for d in DTYPES.values() if d.kind in "ifp"])
 for _dtype in _BITS:
     if _dtype.register is not _dtype:  # registers hold it as a float
-        _template = f"convert<{_dtype.register.ctype}>(bit_cast<{_dtype.ctype}>({{0}}))"
-        define(f"bits_as_{_dtype}", _template, cheap=True)
+        _names = _dtype.register.ctype, _dtype.ctype
+        define(f"bits_as_{_dtype}", "convert<%s>(bit_cast<%s>({0}))" % _names, cheap=True)
 
 
 def dim_of(rank: int, dim: int) -> int:

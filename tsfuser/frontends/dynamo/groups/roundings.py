@@ -22,9 +22,10 @@ from collections.abc import Callable, Sequence
 
 from ....graph.rows import row_of
 from ....graph.wrapper import GROUP, Graph, Node, Value, facts, inputs, is_tensor, outputs
+from ....ir.dtypes import NARROW
 from ..fx.recomputed import name_in
 
-_NARROW = ("float16", "bfloat16")
+_NARROW = tuple(d.name for d in NARROW)
 
 
 #: A pass over a graph with groups.

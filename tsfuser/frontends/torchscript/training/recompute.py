@@ -45,7 +45,7 @@ from ....graph.wrapper import (
     use_count,
 )
 from ....grouping.chunks import CHUNK
-from ....ir.dtypes import DTYPES
+from ....ir.dtypes import DTYPES, NARROW
 from ....ops import table
 from .compared import values_compared
 from .formulas import SOFTMAX
@@ -57,7 +57,7 @@ LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
 _FRACTIONAL = frozenset(DTYPES[name].code for name in (*table.FLOATING, *table.COMPLEX))
 _FLOAT32 = (DTYPES["float32"].code,)
-_HALF = tuple(DTYPES[name].code for name in ("float16", "bfloat16"))
+_HALF = tuple(d.code for d in NARROW)
 #: Where a value is kept: (number of the output, what stands for it in the backward), several times if the
 #: formulas of several ops read it.
 Places = list[tuple[int, Value]]
