@@ -77,15 +77,18 @@ def findings() -> Iterator[Finding]:
 
 def _compiler() -> Finding:
     """Where there is a GPU, a program may have CUDA tensors only."""
+    missing = ABSENT if torch.cuda.is_available() else NO
     try:
         command = cxx.find_compiler()
     except Refusal as error:
-        return Finding(ABSENT if torch.cuda.is_available() else NO, f"C++ compiler: {error}")
+        return Finding(missing, f"C++ compiler: {error}")
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace")
     lines = done.stdout.strip().splitlines()
     chosen = ", which CXX names" if os.environ.get("CXX", "").strip() else ""
     if done.returncode or not lines:
-        return Finding(NO, f"C++ compiler: `{' '.join(command)} --version` fails{chosen}. {cxx.advice()}")
+        return Finding(
+            missing, f"C++ compiler: `{' '.join(command)} --version` fails{chosen}. {cxx.advice()}"
+        )
     return Finding(OK, f"C++ compiler: {' '.join(command)}{chosen} ({lines[0]})")
 
 
