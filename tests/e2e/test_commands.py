@@ -12,6 +12,8 @@ from tsfuser import options
 from tsfuser.__main__ import COMMANDS
 from tsfuser.__main__ import main as command
 from tsfuser.commands import doctor
+from tsfuser.errors import Refusal
+from tsfuser.target import driver
 from tsfuser.target.disk_cache import DiskCache
 
 pytestmark = pytest.mark.graphs
@@ -116,6 +118,35 @@ def test_doctor_says_what_does_not_work(capsys, monkeypatch, variable, value, sa
     assert command(["doctor"]) == (0 if absent else 1)
     out = capsys.readouterr().out
     assert (said.replace("no  ", "--  ") if absent else said) in out, out
+
+
+@pytest.mark.parametrize(
+    "error, state", [(Refusal("the driver found none"), "--"), (driver.DriverError("cuInit: unknown"), "no")]
+)
+def test_doctor_tells_a_gpu_that_is_not_there_from_one_that_does_not_work(monkeypatch, error, state):
+    def fails(index):
+        raise error
+
+    monkeypatch.setattr(driver, "capability", fails)
+    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
+    first, second = doctor._cuda()
+    assert first.state == state and str(error) in first.text
+    assert second.text.startswith("CuPy and NVRTC: ") and second.state in ("ok", "--")
+
+
+def test_doctor_says_that_cupy_is_missing_where_there_is_a_gpu(monkeypatch):
+    def fails():
+        raise Refusal("CUDA tensors need CuPy: pip install it")
+
+    monkeypatch.setattr(doctor.cuda, "supported_archs", fails)
+    assert doctor._nvrtc(needed=True) == doctor.Finding("no", f"CuPy and NVRTC: {_refused(fails)}")
+    assert doctor._nvrtc(needed=False).state == "--"
+
+
+def _refused(call):
+    with pytest.raises(Refusal) as error:
+        call()
+    return str(error.value)
 
 
 def test_doctor_names_a_cache_that_cannot_be_used(capsys, tmp_path):

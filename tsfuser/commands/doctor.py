@@ -143,6 +143,8 @@ def _driver() -> Finding:
         arch = driver.capability(0)
     except Refusal as error:
         return Finding(ABSENT, f"CUDA driver: {error}")
+    except driver.DriverError as error:
+        return Finding(NO, f"CUDA driver: {error}; update it, or hide the GPU by CUDA_VISIBLE_DEVICES=''")
     if not torch.cuda.is_available():
         return Finding(NO, "CUDA driver: it works, but torch does not take it: torch.cuda.init() says why")
     names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
