@@ -9,6 +9,7 @@ from torch import nn
 from kit.support import assert_matches
 from tsfuser.frontends.dynamo.groups import passes
 from tsfuser.frontends.dynamo.groups.order import free_early
+from tsfuser.frontends.dynamo.groups.scalar_ops import group_scalar_ops
 
 pytestmark = pytest.mark.graphs
 
@@ -139,3 +140,38 @@ def test_gradients_of_weights_come_before_those_of_inputs(forgotten, fused_or_er
     ]
     for ours, eager, reference in zip(*runs):
         assert_matches(ours, eager, reference, 640 * 256)
+
+
+SCALAR = "Float(requires_grad=0, device=cpu)"
+DRAWN = f"""
+graph(%s : {SCALAR}, %x : {BIG}):
+  %none : NoneType = prim::Constant()
+  %one : int = prim::Constant[value=1]()
+  %a : {SCALAR} = aten::mul(%s, %s)
+  %b : {SCALAR} = aten::add(%a, %s, %one)
+  %first : <first>
+  %second : {BIG} = <second>
+  %c : {SCALAR} = aten::sqrt(%b)
+  return (%first, %second, %c)
+"""
+LIBRARY = torch.library.Library("order_of_effects", "DEF")
+LIBRARY.define("say(Tensor x) -> Tensor")  # which may print
+EFFECTS = {
+    "draw": (f"{SCALAR} = aten::bernoulli(%b, %none)", "aten::bernoulli(%x, %none)"),
+    "unknown": (f"{SCALAR} = order_of_effects::say(%b)", "order_of_effects::say(%x)"),
+    "write": (f"{BIG} = aten::mul(%x, %b)", "aten::relu_(%x)"),
+}
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_arithmetic_of_numbers_leaves_effects_in_their_order(effect):
+    """The group of %b and %c stands where %c stood. What reads %b is behind it, and so is what must follow
+    that."""
+    first, second = EFFECTS[effect]
+    graph = torch._C.parse_ir(DRAWN.replace("<first>", first).replace("<second>", second))
+    group_scalar_ops(graph)
+    graph.lint()
+    nodes = [node for node in graph.nodes() if not node.kind().startswith("prim::")]
+    first, second, _ = graph.outputs()
+    assert [node.output().unique() for node in nodes] == [first.unique(), second.unique()]
+    assert graph.findNode("prim::CudaFusionGroup") is not None

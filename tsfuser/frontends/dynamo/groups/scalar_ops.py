@@ -1,8 +1,9 @@
 """Arithmetic of 0-dim CPU tensors that no other group has taken becomes groups for the CPU.
 
 In: a typed graph with groups. Out: the same graph, where such ops that read each other are one group, if they
-are several. The groups of tensors take in such arithmetic only if nobody else reads it. Example: ASGD keeps a
-rate per parameter, which a step computes for the next step, by eight ops:
+are several. The groups of tensors take in such arithmetic only if nobody else reads it. Ops that write, that
+draw random numbers, or of which nothing is known, stay in their order. Example: ASGD keeps a rate per
+parameter, which a step computes for the next step, by eight ops:
 
     %a = aten::mul(%step, %c)              %rate = prim::CudaFusionGroup(%step)
     %b = aten::pow(%a, %power)
@@ -11,8 +12,10 @@ rate per parameter, which a step computes for the next step, by eight ops:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .... import options
-from ....graph.effects import PURE, draws, effect
+from ....graph.effects import PURE, Effects, draws, effect
 from ....graph.rows import Knowledge, row_of
 from ....graph.wrapper import Graph, Node, ids, is_constant, nodes_in, operands, outputs, use_count
 from ....grouping.cluster import Item, arrange, clusters
@@ -30,7 +33,8 @@ def group_scalar_ops(graph: Graph) -> list[Group]:
     if sum(wanted) < _LEAST:
         return []
     maker = {key: i for i, node in enumerate(nodes) for key in ids(outputs(node))}
-    items = [_item(node, fusible, maker) for node, fusible in zip(nodes, wanted)]
+    held = Effects(graph).order(nodes)
+    items = [_item(node, wanted[i], maker, held.get(i, ())) for i, node in enumerate(nodes)]
     found = [members for members in clusters(items, horizontal=False) if len(members) >= _LEAST]
     pieces = arrange(items, found) if found else None
     if pieces is None:
@@ -47,9 +51,10 @@ def _is_scalar_op(node: Node, knowledge: Knowledge) -> bool:
     return verdict.reason is None and verdict.loose
 
 
-def _item(node: Node, fusible: bool, maker: dict[int, int]) -> Item:
+def _item(node: Node, fusible: bool, maker: dict[int, int], held: Iterable[int]) -> Item:
+    """`held`: the positions that must come before for the sake of effects."""
     read = operands(node)
-    after = tuple(sorted({maker[key] for key in ids(read) if key in maker}))
+    after = tuple(sorted({*held, *(maker[key] for key in ids(read) if key in maker)}))
     if not fusible:
         return Item(after)
     makes = tuple((v.unique(), use_count(v)) for v in outputs(node))
