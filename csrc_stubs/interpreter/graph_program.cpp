@@ -277,6 +277,13 @@ class GraphProgram {
 
 void bind_graph_program(py::module_& m) {
   register_number_ops();
+  py::register_local_exception_translator([](std::exception_ptr raised) {
+    try {
+      std::rethrow_exception(std::move(raised));
+    } catch (const ZeroDivision& error) {
+      PyErr_SetString(PyExc_ZeroDivisionError, error.what());
+    }
+  });
   m.def(
       "take_failed_place",
       []() -> std::optional<std::string> {

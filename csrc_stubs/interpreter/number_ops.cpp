@@ -9,8 +9,10 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -33,6 +35,70 @@ int64_t whole(double number, const std::string& how) {
     throw std::overflow_error("a number of a compiled graph does not fit into 64 bits");
   }
   return static_cast<int64_t>(rounded);
+}
+
+int64_t floor_divided(int64_t a, int64_t b) {
+  if (b == 0) {
+    throw ZeroDivision("integer division or modulo by zero");
+  }
+  if (b == -1) {  // the processor stops at the least number
+    if (a == std::numeric_limits<int64_t>::min()) {
+      throw std::overflow_error("a number of a compiled graph does not fit into 64 bits");
+    }
+    return -a;
+  }
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+int64_t remainder(int64_t a, int64_t b) {
+  if (b == 0) {
+    throw ZeroDivision("integer modulo by zero");
+  }
+  const int64_t rest = b == -1 ? 0 : a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+double remainder(double a, double b) {
+  if (b == 0) {
+    throw ZeroDivision("float modulo by zero");
+  }
+  const double rest = std::fmod(a, b);
+  if (rest == 0) {
+    return std::copysign(0.0, b);
+  }
+  return (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+double divided(double a, double b) {
+  if (b == 0) {
+    throw ZeroDivision("division by zero");
+  }
+  return a / b;
+}
+
+int64_t shifted_left(int64_t a, int64_t count) {
+  TORCH_CHECK_VALUE(count >= 0, "negative shift count");
+  const int64_t made = count < 64 ? static_cast<int64_t>(static_cast<uint64_t>(a) << count) : 0;
+  if (a != 0 && (count >= 64 || made >> count != a)) {
+    throw std::overflow_error("a number of a compiled graph does not fit into 64 bits");
+  }
+  return made;
+}
+
+int64_t shifted_right(int64_t a, int64_t count) {
+  TORCH_CHECK_VALUE(count >= 0, "negative shift count");
+  return a >> std::min<int64_t>(count, 63);
+}
+
+// An op of two numbers of one type.
+template <class Number, Number (*compute)(Number, Number)>
+void run_numbers(Stack& stack) {
+  const Number b = torch::jit::pop(stack).to<Number>(), a = torch::jit::pop(stack).to<Number>();
+  torch::jit::push(stack, compute(a, b));
+}
+
+torch::jit::Operator operator_of(const char* schema, void (*run)(Stack&)) {
+  return torch::jit::Operator(schema, run, c10::AliasAnalysisKind::FROM_SCHEMA);
 }
 
 void make_whole(Stack& stack) {
@@ -64,14 +130,16 @@ void view_as_dtype(Stack& stack) {
 
 void register_number_ops() {
   static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator("tsfuser::whole(float a, str how) -> int", make_whole,
-                            c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::assert_scalar(bool condition, str message) -> int", assert_scalar,
-                            c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::assert_async(Tensor condition, str message) -> int", assert_async,
-                            c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::view_as_dtype(Tensor(a) self, int dtype) -> Tensor(a)", view_as_dtype,
-                            c10::AliasAnalysisKind::FROM_SCHEMA)});
+      {operator_of("tsfuser::whole(float a, str how) -> int", make_whole),
+       operator_of("tsfuser::floordiv(int a, int b) -> int", run_numbers<int64_t, floor_divided>),
+       operator_of("tsfuser::remainder.int(int a, int b) -> int", run_numbers<int64_t, remainder>),
+       operator_of("tsfuser::remainder.float(float a, float b) -> float", run_numbers<double, remainder>),
+       operator_of("tsfuser::div(float a, float b) -> float", run_numbers<double, divided>),
+       operator_of("tsfuser::__lshift__(int a, int b) -> int", run_numbers<int64_t, shifted_left>),
+       operator_of("tsfuser::__rshift__(int a, int b) -> int", run_numbers<int64_t, shifted_right>),
+       operator_of("tsfuser::assert_scalar(bool condition, str message) -> int", assert_scalar),
+       operator_of("tsfuser::assert_async(Tensor condition, str message) -> int", assert_async),
+       operator_of("tsfuser::view_as_dtype(Tensor(a) self, int dtype) -> Tensor(a)", view_as_dtype)});
 }
 
 }  // namespace tsfuser

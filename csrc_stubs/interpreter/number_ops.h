@@ -2,7 +2,15 @@
 // none that it would find for these arguments (frontends/dynamo/translation/).
 #pragma once
 
+#include <stdexcept>
+
 namespace tsfuser {
+
+// Python's ZeroDivisionError.
+class ZeroDivision : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 void register_number_ops();
 

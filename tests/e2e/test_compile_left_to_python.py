@@ -1,6 +1,7 @@
 """torch.compile: numbers, checks and bit casts are part of the program, and what is not has a reason."""
 
 import math
+import operator
 
 import pytest
 import torch
@@ -58,6 +59,45 @@ def test_numbers_that_data_decide(how):
     for value, error in ((math.inf, OverflowError), (math.nan, ValueError)):
         with pytest.raises(error, match="cannot convert float"):
             run(torch.tensor(value), x)
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+DIVISIONS = {
+    "/": (operator.truediv, [(7, 2), (7, -2), (7, 0)]),
+    "//": (operator.floordiv, [(7, 2), (-7, 2), (7, -1), (7, 0)]),
+    "%": (operator.mod, [(7, 2), (-7, 2), (7, -1), (7, 0)]),
+    "<<": (operator.lshift, [(7, 2), (-7, 3), (0, 70), (7, -1)]),
+    ">>": (operator.rshift, [(7, 2), (-7, 3), (7, 70), (-7, 70), (7, -1)]),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_arithmetic_of_two_ints_gives_or_raises_what_python_does(name):
+    """TorchScript's remainder by 0 ends the process, and its quotient is infinite."""
+    function, pairs = DIVISIONS[name]
+    run, x = compiled(lambda a, b, x: (x * 2, function(a.item(), b.item()))), torch.randn(5)
+    for a, b in pairs:
+        try:
+            expected = function(a, b)
+        except Exception as error:
+            with pytest.raises(type(error), match="zero|negative"):
+                run(torch.tensor(a), torch.tensor(b), x)
+        else:
+            found = run(torch.tensor(a), torch.tensor(b), x)[1]
+            assert found == expected and type(found) is type(expected)
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+def test_a_remainder_of_floats_is_rounded_as_python_rounds_it():
+    """TorchScript's `-1e-20 % 1.0` is 0, and Python's is 1."""
+
+    def function(x):
+        return x * 2, -1e-20 * x.shape[0] % 1.0, x.shape[0] * 0.1 % 0.3, -0.5 * x.shape[0] % 1.0
+
+    run = compiled(function, dynamic=True)
+    for n in (2, 5, 10):
+        x = torch.randn(n)
+        assert run(x)[1:] == function(x)[1:]
     assert tsfuser.stats()["left_to_python"] == {}
 
 

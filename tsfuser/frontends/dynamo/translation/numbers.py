@@ -27,6 +27,12 @@ _INT, _FLOAT, _BOOL = torch._C.IntType.get(), torch._C.FloatType.get(), torch._C
 _OF = {int: _INT, float: _FLOAT, bool: _BOOL}
 #: They take bools as they are; for other arithmetic True is 1.
 _LOGIC = frozenset(f"aten::{name}" for name in "__and__ __or__ __xor__ __not__ eq ne".split())
+#: Where Python raises, TorchScript's quotient is infinite, its remainder ends the process, and its shifts
+#: give some number. Its remainders of floats are rounded differently. Ours do as Python does
+#: (csrc_stubs/interpreter/number_ops.cpp).
+_AS_PYTHON = {
+    f"aten::{name}": f"tsfuser::{name}" for name in "floordiv remainder div __lshift__ __rshift__".split()
+}
 _CAST = {"IntType": "aten::Int", "FloatType": "aten::Float", "BoolType": "aten::Bool"}
 _MOST_FACTORS = 4
 _FALSE = "Expected Tensor with single nonzero value, but got zero"  # eager's words
@@ -129,6 +135,8 @@ class Numbers:
         is_logic = kind in _LOGIC and len({v.type().kind() for v in values}) == 1
         if not is_logic:
             values = [self.cast(v, _INT) if v.type() is _BOOL else v for v in values]
+        if kind in _AS_PYTHON and not (wanted is _INT and _is_harmless(kind, values[1])):
+            kind, values = _AS_PYTHON[kind], [self.cast(v, wanted) for v in values]
         (made,) = self._append(kind, values, [wanted])
         found = made.node().schema()
         returned = None if found == "(no schema)" else torch._C.parse_schema(found).returns[0].type
@@ -136,3 +144,9 @@ class Numbers:
             made.node().destroy()
             raise Refusal(f"{kind.partition('::')[2]} of such numbers, which TorchScript does not compute")
         return made
+
+
+def _is_harmless(kind: str, number: torch._C.Value) -> bool:
+    """Whether the op of an int and this number raises no error, whatever the int."""
+    found = number.toIValue() if number.node().kind() == "prim::Constant" else None
+    return type(found) is int and 0 < found < 64 and kind != "aten::__lshift__"
