@@ -39,7 +39,7 @@ from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .frontends.dynamo import door
-from .frontends.torchscript import caller, passes, shown_graphs
+from .frontends.torchscript import caller, joint_door, passes, shown_graphs
 from .frontends.torchscript.training import differentiable
 from .graph import effects, functionalize, matmul_operands
 from .grouping import size_rules
@@ -86,6 +86,7 @@ _C.set_planner(planner.plan)
 _C.set_reporter(warn)
 _C.set_failure_reporter(failures.report)
 _C.set_differentiable(differentiable.rewrite)
+_C.set_joint(joint_door.joint_graph)
 _C.set_first_graph(options.first_graph)
 
 
@@ -97,6 +98,7 @@ def _obey_options() -> None:
         _C.set_fallback_enabled(False)
     if options.disabled("settled_branches"):
         _C.settle_branches(False)
+    joint_door.switch()
     if options.dump("dump_eff_bandwidth"):
         bandwidth.start()
 

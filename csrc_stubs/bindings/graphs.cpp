@@ -1,5 +1,6 @@
 // The functions of tsfuser._C that take or return graphs.
 
+#include "torchscript/joint_function.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
 #include "graph/memory.h"
@@ -201,6 +202,15 @@ void bind_graphs(py::module_& m) {
   m.def(
       "is_settled", [](const GraphPtr& graph) { return settled_branches_of(*graph) != nullptr; },
       "Whether the graph calls copies of a program whose branches were settled.");
+  m.def(
+      "joint_graphs",
+      [](torch::jit::Code& code) {
+        const py::gil_scoped_release released;  // as above
+        return packed_graphs(code);
+      },
+      "The graphs that were packed of what optimised code runs, in no order.");
+  m.def("use_joint_functions", &use_joint_functions,
+        "Whether training goes by joint graphs, experimentally; returns the state before.");
   m.def("last_copy", &last_copy,
         "The copy that a graph with settled branches ran last: (the state of its executor, None where that "
         "has optimised nothing; its graph). None where it ran as it is.");

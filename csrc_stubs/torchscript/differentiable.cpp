@@ -15,6 +15,7 @@
 #include "torchscript/settled_branches.h"
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
+#include "torchscript/joint_function.h"
 #include "torchscript/moving_values.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
@@ -493,6 +494,11 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return torchs_operation(node);
   }
+  if (is_joint(*node)) {
+    keep_branches(*node->g(c10::attr::Subgraph));
+    keep_branches(*node->g(c10::attr::ReverseSubgraph));
+    return torchs_operation(node);
+  }
   if (const auto* same = DirectGraph::being_copied()) {
     return *same;
   }
@@ -524,10 +530,11 @@ torch::jit::Operation with_our_check(const Node* node, torch::jit::Operation che
   replace_fallbacks(*node, never, direct.get());
   const size_t inputs = node->inputs().size();
   const ProfiledDtypes profiled = written_dtypes(*node);
+  const bool joint = takes_joint_functions(*node->owningGraph());
   return [=](torch::jit::Stack& stack) mutable {
     const auto given = torch::jit::last(stack, inputs);
     const bool refused =
-        never || !c10::GradMode::is_enabled() || needs_eager(given) || differ(profiled, given);
+        never || joint || !c10::GradMode::is_enabled() || needs_eager(given) || differ(profiled, given);
     check(stack);
     if (refused) {
       stack.back() = false;

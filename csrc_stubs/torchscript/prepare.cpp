@@ -16,6 +16,7 @@
 #include "torchscript/prepare.h"
 #include "graph/memory.h"
 #include "group/failures.h"
+#include "torchscript/joint_function.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/graph_snapshot.h"
 #include "torchscript/counts.h"
@@ -114,6 +115,10 @@ void prepare_for_profiling(Graph& graph, const Node* first) {
   try {
     if (settle_branches(graph, first)) {
       return;  // what the graph runs is prepared when torch profiles that
+    }
+    running = "joint_function";
+    if (call_joint_function(graph, first)) {
+      return;
     }
     for (const Step& step : kSteps) {
       running = step.name;

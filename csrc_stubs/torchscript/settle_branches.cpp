@@ -185,9 +185,7 @@ bool has_branches(Graph& graph) {
 bool settle_branches(bool on) { return switched_on.exchange(on); }
 
 bool settle_branches(Graph& graph, const Node* first) {
-  Node* passed = outermost(first);
-  if (!switched_on.load() || graph.outputs().size() != 1 || !has_branches(graph) ||
-      !may_repeat(graph, passed)) {
+  if (!switched_on.load() || !has_branches(graph) || !may_become_call(graph, first)) {
     return false;
   }
   const auto body = noting(graph);
@@ -196,15 +194,23 @@ bool settle_branches(Graph& graph, const Node* first) {
   }
   Node* node = SettledBranches::call_of(body, graph);
   end_of_pass("settle_branches");  // nothing behind this fails: nodes are destroyed
-  node->insertAfter(passed);
-  node->input(0)->node()->insertBefore(node);
-  node->output()->setType(graph.outputs()[0]->type());
-  graph.return_node()->replaceInput(0, node->output());
+  become_call(graph, first, node);
+  return true;
+}
+
+bool may_become_call(Graph& graph, const Node* first) {
+  return graph.outputs().size() == 1 && may_repeat(graph, outermost(first));
+}
+
+void become_call(Graph& graph, const Node* first, Node* call) {
+  call->insertAfter(outermost(first));
+  call->input(0)->node()->insertBefore(call);
+  call->output()->setType(graph.outputs()[0]->type());
+  graph.return_node()->replaceInput(0, call->output());
   const std::vector<Node*> nodes(graph.nodes().begin(), graph.nodes().end());
-  for (auto old = nodes.rbegin(); *old != node; ++old) {
+  for (auto old = nodes.rbegin(); *old != call; ++old) {
     (*old)->destroy();
   }
-  return true;
 }
 
 void keep_branches(Graph& graph) {

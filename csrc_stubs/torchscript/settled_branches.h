@@ -155,6 +155,11 @@ torch::jit::Value* before_note(torch::jit::Value* condition);
 // The step of torchscript/prepare.cpp. Whether the graph is one node now, but for what torch has passed by,
 // which has no readers.
 bool settle_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
+// Whether a graph may become one call, in the first call of which what torch has passed by runs twice.
+bool may_become_call(torch::jit::Graph& graph, const torch::jit::Node* first);
+// Has the graph be that call, of a new function with the graph's inputs. All other nodes are gone, but for
+// what torch has passed by.
+void become_call(torch::jit::Graph& graph, const torch::jit::Node* first, torch::jit::Node* call);
 // What the graph calls if its branches were settled; else null.
 SettledBranches* settled_branches_of(torch::jit::Graph& graph);
 // The functions that it runs; none for other graphs.

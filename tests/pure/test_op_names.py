@@ -67,6 +67,10 @@ ALLOWED = {
         "native_layer_norm native_batch_norm to",
         "the norms that it writes out, and the nodes that it makes",
     ),
+    "tsfuser/joint/packing.py": (
+        "__or__ zeros_like",
+        "here it is on bools of the host; and what stands for a missing gradient",
+    ),
     "tsfuser/joint/reverse.py": ("to type_as _grad_sum_to_size", "the nodes that it makes"),
     "tsfuser/joint/terms.py": (
         "neg add sub rsub mul div pow eq ne lt le gt ge logical_and logical_or logical_not",

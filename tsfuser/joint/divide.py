@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import Refusal
 from ..graph.wrapper import Graph, Node, Value, inputs, outputs
 from .reverse import Joint
 from .roles import Roles
+
+PARAM = "prim::Param"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ def divided(joint: Joint, roles: Roles, saved: set[int], written: Sequence[tuple
     saved_inputs = [i for i, v in enumerate(roles.given) if v.unique() in saved]
     made = [v for node in roles.nodes for v in outputs(node) if v.unique() in saved]
     late = [node for node in roles.acting if roles.is_late(node)]
-    backward = _part(
+    backward = part(
         roles, [*roles.grads, *(roles.given[i] for i in saved_inputs), *made], roles.gradients, late
     )
     for value, instead in written:
@@ -50,7 +53,7 @@ def divided(joint: Joint, roles: Roles, saved: set[int], written: Sequence[tuple
             returned.append(value)
     early = [node for node in roles.acting if not roles.is_late(node)]
     return Cut(
-        _part(roles, roles.given, returned, early),
+        part(roles, roles.given, returned, early),
         backward,
         joint.results,
         joint.asked,
@@ -60,14 +63,19 @@ def divided(joint: Joint, roles: Roles, saved: set[int], written: Sequence[tuple
     )
 
 
-def _part(roles: Roles, given: Sequence[Value], returned: Sequence[Value], acting: Sequence[Node]) -> Graph:
+def part(roles: Roles, given: Sequence[Value], returned: Sequence[Value], acting: Sequence[Node]) -> Graph:
     """A graph of the nodes that lead from values to others."""
     graph = Graph()
-    copy = _Copy(graph, given)
+    known = {}
+    for value in given:
+        argument = graph.addInput()
+        argument.setType(value.type())
+        known.setdefault(value.unique(), argument)
+    copy = Copy(graph, graph.return_node(), known)
     needed = {v.unique() for v in returned}.union(v.unique() for node in acting for v in outputs(node))
     wanted = []
     for node in reversed(roles.nodes):
-        made = {v.unique() for v in outputs(node)} - copy.known.keys()
+        made = {v.unique() for v in outputs(node)} - known.keys()
         if not made.isdisjoint(needed) or node in acting:
             wanted.append(node)
             needed.update(v.unique() for v in inputs(node))
@@ -78,24 +86,21 @@ def _part(roles: Roles, given: Sequence[Value], returned: Sequence[Value], actin
     return graph
 
 
-class _Copy:
-    """Values of one graph in another. `known`: by their numbers there, the values here."""
+class Copy:
+    """Values of one graph in another, before `place`. `known`: by their numbers there, the values here."""
 
-    def __init__(self, graph: Graph, given: Sequence[Value]):
-        self.graph = graph
-        self.known: dict[int, Value] = {}
-        for value in given:
-            argument = graph.addInput()
-            argument.setType(value.type())
-            self.known.setdefault(value.unique(), argument)
+    def __init__(self, graph: Graph, place: Node, known: dict[int, Value]):
+        self.graph, self.place, self.known = graph, place, known
 
     def add(self, node: Node) -> None:
-        made = self.graph.createClone(node, self.of).insertBefore(self.graph.return_node())
+        made = self.graph.createClone(node, self.of).insertBefore(self.place)
         for value, copied in zip(outputs(node), outputs(made)):
             self.known.setdefault(value.unique(), copied)
 
     def of(self, value: Value) -> Value:
-        """The value here; of a constant, a copy."""
+        """The value here; of a constant, a copy. Raises Refusal for an input that is not known here."""
         if value.unique() not in self.known:
+            if value.node().kind() == PARAM:
+                raise Refusal("a value is needed that is not saved")
             self.add(value.node())
         return self.known[value.unique()]

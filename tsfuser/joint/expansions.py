@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -33,19 +33,18 @@ def expansion(*kinds: str) -> Callable[[Callable], Callable]:
     return add
 
 
-def expand(graph: Graph) -> None:
+def expand(graph: Graph, forms: Mapping[str, Callable] = EXPANSIONS) -> None:
     """Replaces all nodes of these kinds."""
     writer = Writer(graph)
-    for node in nodes_of(graph, tuple(EXPANSIONS)):
-        _expand(node, writer)
+    for node in nodes_of(graph, tuple(forms)):
+        _expand(node, writer, forms[node.kind()])
 
 
-def _expand(node: Node, writer: Writer) -> None:
+def _expand(node: Node, writer: Writer, write: Callable) -> None:
     found = schema(node)
     if found is None:
         return
     writer.place = writer.lines = node
-    write = EXPANSIONS[node.kind()]
     given = dict(zip(found.arguments, inputs(node)))
     made = write(**{name: argument(writer, given.get(name)) for name in inspect.signature(write).parameters})
     if made is not None:
@@ -103,6 +102,12 @@ def special_ndtr(self):
     if self.facts.dtype not in DTYPE_NUMBERS:
         return None
     return (self * -math.sqrt(0.5)).erfc() * 0.5
+
+
+@expansion("tsfuser::as_written")
+def as_written(self, target):
+    """Of two tensors of one dtype it is the first one."""
+    return self if self.facts.dtype is not None and self.facts.dtype == target.facts.dtype else None
 
 
 # ---- poolings

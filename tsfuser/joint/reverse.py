@@ -16,7 +16,7 @@ of the last reader first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +65,9 @@ class Joint:
     differentiated: tuple[int, ...]
 
 
-def reverse(graph: Graph, wanted: Sequence[bool]) -> Joint:
-    """`graph`, changed in place, with the gradients of its wanted inputs.
+def reverse(graph: Graph, wanted: Sequence[bool], asked: Collection[int] | None = None) -> Joint:
+    """`graph`, changed in place, with the gradients of its wanted inputs. `asked`: the results whose
+    gradients it gets, where they have one; None for all.
 
     Raises Refusal where an op on the way has no derivative here."""
     expand(graph)
@@ -77,7 +78,8 @@ def reverse(graph: Graph, wanted: Sequence[bool]) -> Joint:
     for node in nodes:
         if any(v.unique() in active for v in inputs(node)):
             active.update(v.unique() for v in _differentiable(node) if _may_have_gradient(v))
-    asked = tuple(i for i, v in enumerate(results) if v.unique() in active)
+    moving = [i for i, v in enumerate(results) if v.unique() in active]
+    asked = tuple(moving if asked is None else (i for i in moving if i in asked))
     writer = Writer(graph, Knowledge())
     gradients = _Gradients(writer, active)
     for i in asked:
@@ -114,7 +116,7 @@ def _may_have_gradient(value: Value) -> bool:
     dtype = facts(value.type()).dtype
     if dtype is not None and dtype.startswith("complex"):
         raise Refusal("complex numbers are not differentiated here")
-    return dtype in DTYPE_NUMBERS
+    return dtype is None or dtype in DTYPE_NUMBERS
 
 
 class _Gradients:

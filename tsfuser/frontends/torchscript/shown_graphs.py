@@ -43,6 +43,8 @@ def install() -> None:
 def graph_for(method: Any, parent: Any, *args: Any, **kwargs: Any) -> torch._C.Graph:
     """The graph that the call `method(*args, **kwargs)` of `parent` runs."""
     graph = _graph_for(method, parent, *args, **kwargs)
+    if packed := _packed(parent):
+        return packed[-1]
     settled = _settled(parent, graph)
     if settled is None:
         return graph
@@ -59,6 +61,13 @@ def last_executed() -> torch._C.Graph:
     """The graph that this thread ran last."""
     graph = _last_executed()
     return _shown(_C.last_copy(graph), graph) if graph is not None and _C.is_settled(graph) else graph
+
+
+def _packed(parent: Any) -> list[torch._C.Graph]:
+    """The graphs that joint graphs have been made of (joint_door.py)."""
+    state = parent.get_debug_state() if hasattr(parent, "get_debug_state") else None
+    plans = list(state.execution_plans.values()) if state is not None else []
+    return [graph for plan in plans for graph in _C.joint_graphs(plan.code)]
 
 
 def _settled(parent: Any, shown: torch._C.Graph) -> torch._C.Graph | None:

@@ -139,6 +139,10 @@ def max_pool(grad, self, results, kernel_size, stride, padding, dilation, ceil_m
 # ---- norms
 
 
+#: Kinds whose further results have no gradient of their own: their derivatives take care of them.
+STATISTICS = frozenset(("aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm"))
+
+
 def _no_statistics(grads):
     if grads[1] is not None or grads[2] is not None:
         raise Refusal("gradients of a norm's mean and deviation are left to torch")
