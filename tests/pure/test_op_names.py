@@ -52,6 +52,7 @@ ALLOWED = {
         "full_like fill as_written",
         "the nodes that it makes, and what torch's own pass makes of `fill_`",
     ),
+    "tsfuser/graph/kinds.py": ("view gelu add", "examples of what users may write"),
     "tsfuser/graph/layout_hints.py": ("laid_out", "the nodes that it makes"),
     "tsfuser/graph/matmul_operands.py": (
         "packed rows with_room",

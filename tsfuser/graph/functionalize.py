@@ -57,9 +57,6 @@ EARLY = (
     *without_row.IN_PLACE_EARLY,
 )
 
-#: Op -> the number with which torch takes its result for its first operand.
-_IDENTITIES = {"aten::mul": 1, "aten::div": 1, "aten::add": 0, "aten::sub": 0}
-
 
 def retyped_kinds() -> list[str]:
     """Ops that the extension makes of those, whose result may have another dtype than their tensor."""
@@ -130,7 +127,7 @@ def _is_of_identity(node: Node) -> bool:
     """Whether the target is `x * 1`, `x / 1`, `x + 0` or `x - 0`. Once nothing writes to it, torch's peephole
     pass takes it for `x` in a fallback graph, whatever the dtypes: of bools it is a tensor of integers."""
     maker = node.inputsAt(0).node()
-    number = _IDENTITIES.get(maker.kind())
+    number = without_row.IDENTITIES.get(maker.kind())
     if number is None or not is_constant(maker.inputsAt(1)):
         return False
     found = constant_of(maker.inputsAt(1))

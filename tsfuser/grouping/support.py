@@ -286,12 +286,15 @@ def _other_dtype(
     results: tuple[tuple[str, int | None] | None, ...],
     knowledge: Knowledge,
 ) -> str | None:
-    """Why a result is not of the dtype that the op gives by itself: under autocast, operators whose casts
-    stand in no graph compute in another one, as aten::square does on CUDA, which is aten::pow inside."""
+    """Why the first result that is read is not of the dtype that the op gives by itself: under autocast,
+    operators whose casts stand in no graph compute in another one, as aten::square does on CUDA, which is
+    aten::pow inside. The others may have been traced with a dtype that eager does not give: the statistics of
+    a layer norm of 16 bits whose weight has 32, on the CPU."""
     for value, result in zip(made, results):
         seen = knowledge.facts(value) if value.uses() and is_tensor(value) else None
-        if seen and result and seen.known and seen.dtype != result[0]:
-            return f"{row.name} gave {seen.dtype} while profiling, not {result[0]}: autocast is on"
+        if seen and result and seen.known:
+            other = f"{row.name} gave {seen.dtype} while profiling, not {result[0]}: autocast is on"
+            return other if seen.dtype != result[0] else None
     return None
 
 

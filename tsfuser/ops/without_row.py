@@ -1,4 +1,4 @@
-"""Facts of ops without a row, which passes over graphs ask for.
+"""Facts of ops without a row, which passes over graphs ask for; and what torch's own passes take ops for.
 
 An op with a row has its facts there (`Row` in table.py), another one has them here, one set a fact. In: an
 operator kind. Out: whether the fact holds. Example: `"aten::mm" in FRESH`. What a person is told about such
@@ -104,3 +104,6 @@ UPSAMPLING = _aten("""
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
 """)
+
+#: Op -> the number with which torch's peephole pass takes its result for its first operand.
+IDENTITIES = {"aten::mul": 1, "aten::div": 1, "aten::add": 0, "aten::sub": 0}
