@@ -76,6 +76,16 @@ double divided(double a, double b) {
   return a / b;
 }
 
+// The result of a function of the C library, where Python has one.
+double function_result(double operand, double result) {
+  TORCH_CHECK_VALUE(!std::isnan(result) || std::isnan(operand), "math domain error");
+  if (std::isinf(result) && std::isfinite(operand)) {
+    TORCH_CHECK_VALUE(operand != 0, "math domain error");  // a logarithm
+    throw std::overflow_error("math range error");
+  }
+  return result;
+}
+
 int64_t shifted_left(int64_t a, int64_t count) {
   TORCH_CHECK_VALUE(count >= 0, "negative shift count");
   const int64_t made = count < 64 ? static_cast<int64_t>(static_cast<uint64_t>(a) << count) : 0;
@@ -135,6 +145,8 @@ void register_number_ops() {
        operator_of("tsfuser::remainder.int(int a, int b) -> int", run_numbers<int64_t, remainder>),
        operator_of("tsfuser::remainder.float(float a, float b) -> float", run_numbers<double, remainder>),
        operator_of("tsfuser::div(float a, float b) -> float", run_numbers<double, divided>),
+       operator_of("tsfuser::function_result(float operand, float result) -> float",
+                   run_numbers<double, function_result>),
        operator_of("tsfuser::__lshift__(int a, int b) -> int", run_numbers<int64_t, shifted_left>),
        operator_of("tsfuser::__rshift__(int a, int b) -> int", run_numbers<int64_t, shifted_right>),
        operator_of("tsfuser::assert_scalar(bool condition, str message) -> int", assert_scalar),

@@ -88,6 +88,25 @@ def test_arithmetic_of_two_ints_gives_or_raises_what_python_does(name):
     assert tsfuser.stats()["left_to_python"] == {}
 
 
+FUNCTIONS = {"sqrt": (4, 0, -4), "acos": (0, 1, 2), "sinh": (0, 3, -1000), "cos": (0, 3)}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_numbers_raise_what_python_raises(name):
+    """TorchScript's root of -4 is NaN."""
+    function = getattr(math, name)
+    run = compiled(lambda a, x: (x * 2, function(a.item())))
+    for number in FUNCTIONS[name]:
+        try:
+            expected = function(number)
+        except (ValueError, OverflowError) as error:
+            with pytest.raises(type(error), match="math (domain|range) error"):
+                run(torch.tensor(number), torch.ones(3))
+        else:
+            assert run(torch.tensor(number), torch.ones(3))[1] == pytest.approx(expected, rel=1e-15)
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
 def test_a_remainder_of_floats_is_rounded_as_python_rounds_it():
     """TorchScript's `-1e-20 % 1.0` is 0, and Python's is 1."""
 

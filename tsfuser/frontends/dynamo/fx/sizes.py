@@ -43,11 +43,13 @@ NUMBERS: dict[Callable[..., Any], str] = {
     torch.sym_not: "aten::__not__",
     operator.not_: "aten::__not__",
 }
-NUMBERS.update(
-    (getattr(torch, f"_sym_{name}"), f"aten::{name}")
+#: Those of Python's `math`.
+FUNCTIONS: dict[Callable[..., Any], str] = {
+    getattr(torch, f"_sym_{name}"): f"aten::{name}"
     for name in "sqrt cos cosh sin sinh tan tanh asin acos atan log2".split()
     if hasattr(torch, f"_sym_{name}")
-)
+}
+NUMBERS.update(FUNCTIONS)
 #: Function -> how it makes an int of a float, as `tsfuser::whole` calls it.
 WHOLE: dict[Callable[..., Any], str] = {
     builtins.round: "round",

@@ -79,7 +79,11 @@ class Numbers:
             return self._whole(sizes.WHOLE[node.target], given)
         if sizes.NUMBERS[node.target] == "aten::pow" and wanted is _INT:
             return self._power(*given)
-        return self._computed(sizes.NUMBERS[node.target], given, wanted)
+        made = self._computed(sizes.NUMBERS[node.target], given, wanted)
+        if node.target in sizes.FUNCTIONS:  # raises where Python does
+            operand = self.cast(given[0], _FLOAT)
+            return self._append("tsfuser::function_result", [operand, made], [_FLOAT])[0]
+        return made
 
     def check(self, node: fx.Node) -> torch._C.Value:
         """A number that nobody reads, of a node that raises if the check fails."""
