@@ -141,7 +141,12 @@ TAKEN = {
     "a column": lambda x, i: (x + x[:, :1]).tanh().gather(1, i),
     "a sum": lambda x, i: (x - x.sum(1, keepdim=True)).gather(1, i),
     "a transpose": lambda x, i: torch.log_softmax(x.t(), 0).gather(0, i.t()),
+    "a part of a cast": lambda x, i: torch.log_softmax((x * 2.0).double()[2:], 1).gather(1, i[2:]),
     "a part": lambda x, i: torch.log_softmax(x[2:, 3:], 1).gather(1, i[2:] // 2),
+    "dims merged after it": lambda x, i: (
+        torch.log_softmax(x.view(4, 3, -1), -1).view(12, -1).gather(1, i) * 2.0
+    ),
+    "its transpose": lambda x, i: torch.log_softmax(x, 1).t().gather(0, i.t()),
     "merged dims": lambda x, i: torch.log_softmax(x.view(4, 3, -1).view(12, -1), 1).gather(1, i),
     "other readers": lambda x, i: (torch.log_softmax(x, 1).gather(1, i), torch.log_softmax(x, 1) * 2.0),
     "a cast": lambda x, i: torch.log_softmax(x.double(), 1).gather(1, i),
@@ -168,6 +173,22 @@ def test_few_elements_of_a_tensor_are_computed_where_they_are(device, target, na
     report = str(tsfuser.explain(run, x, i))
     assert rise["launches"] <= 2 and " in 1 group " in report
     assert re.search(r"group \d+: .*(gather|index_select|embedding)", report)
+
+
+@pytest.mark.graphs
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("before", [torch.softmax, lambda x, dim: x - x.sum(dim, keepdim=True)])
+def test_a_part_of_what_has_sums_is_stored_first(device, before):
+    def function(x, i):
+        return torch.log_softmax(before(x, 1)[2:], 1).gather(1, i[2:]) * 2.0 + before(x, 1)[2:].gather(
+            1, i[2:]
+        )
+
+    x, i, run = torch.randn(12, 40, device=device), indices((12, 2), 12, device), compiled(function)
+    with no_fallback(), torch.no_grad():
+        assert_matches(run(x, i), function(x, i), function(x.double(), i), ops=60)
+        report = str(tsfuser.explain(run, x, i))
+    assert " in 2 groups " in report and "gather" in report.rpartition("group ")[2]
 
 
 @pytest.mark.graphs

@@ -38,7 +38,7 @@ from ..graph.wrapper import (
 )
 from ..ops import unsupported
 from .cluster import Item, absorb, arrange, clusters
-from .lookups import Lookups
+from .lookups import Lookups, kept_apart
 from .outline import outline, reorder
 from .support import Refusals, Verdict, examine, separate_blocks
 from .unfused_reasons import NOT_RUN, left_over
@@ -188,7 +188,7 @@ class _Block:
             reader = min(readers[i])
             row = row_of(self.nodes[i])
             reason = reshape_refusal(self.nodes[i]) if row is not None and row[0].reshapes else None
-            if self._is_table(i, reader):
+            if self._is_table(i, reader) and not self._is_taken_from(i, reader):
                 reason = "elements are looked up in it, which has to be in memory"
             inside = len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None
             if reason is None and inside:
@@ -289,6 +289,12 @@ class _Block:
     def _is_table(self, i: int, reader: int) -> bool:
         """Whether node `reader`, -1 for none, looks elements up in what node `i` makes."""
         return reader >= 0 and self.made[i][0] in ids(tables_of(self.nodes[reader]))
+
+    def _is_taken_from(self, i: int, reader: int) -> bool:
+        """Whether `reader` may compute the few elements itself that it takes from view `i` of a result."""
+        if not any(map(self._may_be_fused, self.operands[i])):
+            return False
+        return self.made[i][0] not in ids(kept_apart(self.nodes[reader], self._may_be_fused))
 
     def _may_be_fused(self, value: Value) -> bool:
         maker = self.maker.get(value.unique())

@@ -17,6 +17,7 @@ from ..graph.effects import WRITES, effect
 from ..graph.rows import row_of, tables_of
 from ..graph.worth import shape
 from ..graph.wrapper import Node, Value, constant_of, inputs, is_constant, is_tensor
+from ..ops.table import Row
 
 FEWER = 4  # a table has at least so many times as many elements as are taken
 
@@ -35,7 +36,7 @@ class Lookups:
         index out of range before or after it writes, a group only afterwards."""
         apart: list[int] = []
         if tables_of(node):
-            made = (self.maker.get(v.unique()) for v in _kept_apart(node, self.may_be_fused))
+            made = (self.maker.get(v.unique()) for v in kept_apart(node, self.may_be_fused))
             apart = [*(k for k in made if k is not None), *self.writers]
             self.lookups.append(i)
         if effect(node) == WRITES:
@@ -44,7 +45,7 @@ class Lookups:
         return tuple(apart)
 
 
-def _kept_apart(node: Node, may_be_fused: Callable[[Value], bool]) -> list[Value]:
+def kept_apart(node: Node, may_be_fused: Callable[[Value], bool]) -> list[Value]:
     """Values that must be made in other groups than that of `node`."""
     tables = tables_of(node)
     dim = _dim(node, tables[0]) if tables else None
@@ -54,7 +55,7 @@ def _kept_apart(node: Node, may_be_fused: Callable[[Value], bool]) -> list[Value
     while waiting:
         value, dim = waiting.pop()
         if (value.unique(), dim) not in seen and may_be_fused(value):  # else it is in memory
-            before = _before(value, dim)
+            before = None if _is_part_of_sums(value, may_be_fused) else _before(value, dim)
             waiting += before or ()
             apart += [value] if before is None else []
         seen.add((value.unique(), dim))
@@ -84,6 +85,28 @@ def _takes_few(node: Node, table: Value, dim: int) -> bool:
     return FEWER * max(prod(places), prod(made)) <= prod(sizes)
 
 
+def _is_part_of_sums(value: Value, may_be_fused: Callable[[Value], bool]) -> bool:
+    """Whether the value is a part of one that is not computed elementwise: its group would store that one."""
+    found = row_of(value.node())
+    if found is None or found[0].family != "parts":
+        return False
+    waiting, seen = inputs(value.node())[:1], set()
+    while waiting:
+        value = waiting.pop()
+        if value.unique() in seen or not is_tensor(value) or not may_be_fused(value):
+            continue
+        seen.add(value.unique())
+        row = row_of(value.node())
+        if row is None or not (row[0].sizes == "broadcast" or row[0].is_view or _casts(row[0])):
+            return True
+        waiting += inputs(value.node())
+    return False
+
+
+def _casts(row: Row) -> bool:
+    return row.family == "casts" and row.smooth and not row.asked
+
+
 def _before(value: Value, dim: int) -> list[tuple[Value, int]] | None:
     """The operands of which the elements of `value` at places along `dim` are computed, each with that dim;
     None if they cannot be computed there alone. Empty if `value` does not vary along it."""
@@ -97,7 +120,7 @@ def _before(value: Value, dim: int) -> list[tuple[Value, int]] | None:
         along = constant_of(node.inputsAt(schema.arguments.index(row.along)))
         return [(node.inputsAt(0), dim)] if along % len(sizes) == dim else None
     if row.family == "casts":
-        return [(node.inputsAt(0), dim)] if row.smooth and not row.asked else None
+        return [(node.inputsAt(0), dim)] if _casts(row) else None
     if row.sizes == "broadcast":
         read = [(v, dim - len(sizes) + len(shape(v)[0] or ())) for v in inputs(node) if is_tensor(v)]
         return [(v, d) for v, d in read if d >= 0]
