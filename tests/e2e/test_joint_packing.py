@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
-from kit.support import counted, fresh, script
+from kit.support import counted, fresh, run_python, script
 from tsfuser import _C
 from tsfuser.joint.packing import PACKED
 
@@ -285,3 +285,22 @@ def test_the_forward_and_the_backward_are_fused(device):
     known = {t.untyped_storage().data_ptr() for t in (*given, result)}
     assert {t.numel() for t in saved if t.untyped_storage().data_ptr() not in known} == {32}
     torch.testing.assert_close(gradients, torch.autograd.grad(norm_block(*given).sum(), given))
+
+
+def test_the_option_switches_it_on(tmp_path):
+    source = """
+import torch, tsfuser
+
+@torch.jit.script
+def f(x):
+    return (x * x).sin().amax(-1, True)
+
+x = torch.randn(4, 4, requires_grad=True)
+with tsfuser.fuser():
+    for _ in range(3):
+        f(x).sum().backward()
+    graph = f.graph_for(x)
+print([node.hasAttribute("joint") for node in graph.findAllNodes("prim::DifferentiableGraph", True)])
+"""
+    status, printed, _ = run_python(tmp_path, source, PYTORCH_NVFUSER_ENABLE="joint_graph")
+    assert (status, printed.strip()) == (0, "[True]")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kit.joint_measures import PROGRAMS, encoder, joint, operands, scripted
+from tsfuser import _C
 
 pytestmark = pytest.mark.graphs
 
@@ -23,3 +24,16 @@ def test_no_more_is_saved_and_launched(device, program):
         torch.testing.assert_close(results[0], result.detach())
         expected = torch.autograd.grad(result, wanted, torch.ones_like(result))
         torch.testing.assert_close(tuple(gradients), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_nor_by_scripted_functions_that_it_differentiates(device, program):
+    given = operands(program, device)
+    todays = scripted(program, given)
+    before = _C.use_joint_functions(True)
+    try:
+        ours = scripted(program, given, calls=7)
+    finally:
+        _C.use_joint_functions(before)
+    assert ours.saved <= todays.saved
+    assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
