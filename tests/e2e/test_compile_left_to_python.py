@@ -75,7 +75,14 @@ DIVISIONS = {
 def test_arithmetic_of_two_ints_gives_or_raises_what_python_does(name):
     """TorchScript's remainder by 0 ends the process, and its quotient is infinite."""
     function, pairs = DIVISIONS[name]
-    run, x = compiled(lambda a, b, x: (x * 2, function(a.item(), b.item()))), torch.randn(5)
+    program, x = (lambda a, b, x: (x * 2, function(a.item(), b.item()))), torch.randn(5)
+    try:
+        plain = torch.compile(program, backend="eager")
+        for a, b in ((7, 2), (9, 3)):  # the second call is traced for any numbers
+            plain(torch.tensor(a), torch.tensor(b), x)
+    except torch._dynamo.exc.TorchDynamoException as error:  # torch 2.11, of shifts
+        pytest.skip(f"this torch does not trace it: {type(error).__name__}")
+    run = compiled(program)
     for a, b in pairs:
         try:
             expected = function(a, b)

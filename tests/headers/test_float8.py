@@ -52,7 +52,8 @@ def assert_as_torch(x, to, mode):
     to = getattr(torch, to)
     ours, theirs = bits(converted(x, to, mode)), bits(x.to(to))
     wrong = (ours != theirs).nonzero().flatten()
-    shown = [(x.flatten()[i], hex(ours[i]), hex(theirs[i])) for i in wrong[:5]] if len(wrong) else []
+    each = len(ours) // x.numel()  # a complex number is two
+    shown = [(x.flatten()[i // each], hex(ours[i]), hex(theirs[i])) for i in wrong[:5]]
     assert not len(wrong), f"{len(wrong)} differ: {shown}"
 
 

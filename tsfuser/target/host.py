@@ -44,7 +44,7 @@ _NATIVE = {"x86_64": ("-march=native",), "aarch64": ("-mcpu=native",), "arm64": 
 #: fiber leaves its own by longjmp.
 CHECKS = {
     "": (),
-    "races": ("-DTSFUSER_RACES", "-fsanitize=thread", "-fno-exceptions"),
+    "races": ("-DTSFUSER_RACES", "-fsanitize=thread"),
     "memory": ("-fsanitize=address", "--param", "asan-stack=0", "--param", "asan-globals=0"),
 }
 
@@ -78,9 +78,20 @@ class HostTarget:
         """Options of the compiler, the include path left out."""
         chosen = (*self._mode, f"-O{self._opt_level}", *_NATIVE.get(platform.machine(), ()))
         whole = ("-Wl,--no-undefined",) if self._is_whole else ()
-        # without vector functions that the kernel does not call (codegen/runtime/host_simd.h)
+        # without vector functions that the kernel does not call (codegen/runtime/host_simd.h), and without
+        # the C++ library: some compilers ask for its part in exceptions, though kernels throw none
         linux = (*whole, "-Wl,--gc-sections", "-nostdlib") if sys.platform == "linux" else ()
-        return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
+        return (
+            *chosen,
+            "-std=c++17",
+            "-fno-exceptions",
+            "-w",
+            "-pipe",
+            *_NUMERICS,
+            "-shared",
+            "-fPIC",
+            *linux,
+        )
 
     def _include(self) -> tuple[str, ...]:
         """Where the runtime headers are; tests have them precompiled, too."""

@@ -190,9 +190,10 @@ DEVICE To convert(From x) {
     return x ? To(1) : To(0);  // g++ vectorises a selection, not the conversion of a bool
   } else if constexpr (F::is_narrow_float) {
     const float value = to_float(x);
-    if constexpr (is_float8<From>::lone_nan && same_type<To, double>::value) {
+    if constexpr (is_float8<From>::lone_nan && same_type<typename T::real, double>::value) {
       // A processor makes it quiet, and so has torch's compiler for a GPU; the GPU's instruction does not.
-      return value != value ? bit_cast<double>(uint64_t{0x7ff8000020000000u}) : static_cast<double>(value);
+      const double quiet = bit_cast<double>(uint64_t{0x7ff8000020000000u});
+      return To(value != value ? quiet : static_cast<double>(value));
     }
 #if !defined(TSFUSER_CUDA)
     if constexpr (is_float8<From>::lone_nan && is_wide_integer<To>::value) {
