@@ -139,12 +139,17 @@ def program_of(graph):
     return runnable(graph)
 
 
+def _is_op(event):
+    """Not a launch on a GPU, and no op that only arranges."""
+    return event.name.startswith("aten::") and event.name not in _IDLE
+
+
 def _counted(call):
     """What the call gives, and how many kernels of ours and torch's it launches."""
     with counted() as rise, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         made = call()
-    events = [e for e in seen.events() if e.name.startswith("aten::") and e.name not in _IDLE]
-    leaves = [e for e in events if not any(c.name not in _IDLE for c in e.cpu_children)]
+    events = [e for e in seen.events() if _is_op(e)]
+    leaves = [e for e in events if not any(map(_is_op, e.cpu_children))]
     return made, (rise["launches"], len(leaves))
 
 
