@@ -16,35 +16,54 @@
 
 #include <algorithm>
 #include <unordered_set>
-#include <vector>
 
 namespace tsfuser {
 namespace {
 
+using torch::jit::Block;
 using torch::jit::Node;
 using torch::jit::Value;
 
-// Whether dead code elimination may drop the node if nothing reads its results.
-bool may_be_dropped(const Node* node) {
+using Nodes = std::unordered_set<const Node*>;
+
+// Whether dead code elimination may drop the node, with all in it, if nothing reads its results.
+bool may_be_dropped(const Node* node) {  // NOLINT(misc-no-recursion)
   const auto* schema = node->maybeSchema();
-  return !node->hasSideEffects() && node->blocks().empty() && !node->outputs().empty() &&
-         !(schema && schema->is_mutable());
+  if (node->hasSideEffects() || (schema && schema->is_mutable())) {
+    return false;
+  }
+  const auto blocks = node->blocks();
+  return std::all_of(blocks.begin(), blocks.end(), [](const Block* block) {
+    return std::all_of(block->nodes().begin(), block->nodes().end(), may_be_dropped);
+  });
 }
 
-// The nodes whose results nothing reads, or only such nodes.
-std::unordered_set<const Node*> dead_nodes(const std::vector<Node*>& nodes) {
-  std::unordered_set<const Node*> dead;
+void insert_all(const Node* node, Nodes& dead) {  // NOLINT(misc-no-recursion)
+  dead.insert(node);
+  for (const Block* block : node->blocks()) {
+    dead.insert(block->return_node());
+    for (const Node* inner : block->nodes()) {
+      insert_all(inner, dead);
+    }
+  }
+}
+
+// Adds the nodes of the block whose results nothing reads, or only such nodes.
+void find_dead(Block* block, Nodes& dead) {  // NOLINT(misc-no-recursion)
   const auto is_idle = [&](const Value* result) {
     return std::all_of(result->uses().begin(), result->uses().end(),
                        [&](const torch::jit::Use& use) { return dead.count(use.user) != 0; });
   };
-  for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
-    const auto results = (*node)->outputs();
-    if (may_be_dropped(*node) && std::all_of(results.begin(), results.end(), is_idle)) {
-      dead.insert(*node);
+  for (const Node* node : block->nodes().reverse()) {
+    const auto results = node->outputs();
+    if (std::all_of(results.begin(), results.end(), is_idle) && may_be_dropped(node)) {
+      insert_all(node, dead);
+    } else {
+      for (const Block* inner : node->blocks()) {
+        find_dead(const_cast<Block*>(inner), dead);
+      }
     }
   }
-  return dead;
 }
 
 // Whether it updates statistics in some call.
@@ -65,9 +84,9 @@ bool may_write(const Node* node) {
 
 void keep_writes(torch::jit::Graph& graph) {
   static const auto kept = c10::Symbol::fromQualString("tsfuser::kept");
-  const auto nodes = all_nodes(graph);
-  const auto dead = dead_nodes(nodes);
-  for (Node* node : nodes) {
+  Nodes dead;
+  find_dead(graph.block(), dead);
+  for (Node* node : all_nodes(graph)) {
     if (may_write(node) && dead.count(node) != 0) {
       graph.create(kept, {node->output(0)}, 0)->insertAfter(node)->copyMetadata(node);
     }
