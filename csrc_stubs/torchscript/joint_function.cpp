@@ -1,6 +1,7 @@
 // A function whose forward and backward one joint graph makes. See joint_function.h.
 
 #include "torchscript/joint_function.h"
+#include "torchscript/owned_call.h"
 #include "call/arguments.h"
 #include "group/failures.h"
 #include "torchscript/hooks.h"
@@ -8,7 +9,6 @@
 #include "torchscript/settled_branches.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/api/function_impl.h>
@@ -177,17 +177,8 @@ bool call_joint_function(Graph& graph, const Node* first) {
   if (!takes_joint_functions(graph) || !may_become_call(graph, first)) {
     return false;
   }
-  auto* held = new JointFunction(program_of(graph), kName);
-  const auto owner =
-      at::from_blob(held, {0}, [](void* owned) { delete static_cast<JointFunction*>(owned); }, at::kByte);
-  Node* function = graph.create(c10::prim::Constant);
-  function->s_(c10::attr::name, kName);
-  function->output()->setType(c10::FunctionType::create(held));
-  Node* call = graph.create(c10::prim::CallFunction, {function->output()}, 1);
-  for (torch::jit::Value* input : graph.inputs()) {
-    call->addInput(input);
-  }
-  call->t_(held_name(), owner);
+  Node* call =
+      owned_call(graph, std::make_unique<JointFunction>(program_of(graph), kName), kName, held_name());
   become_call(graph, first, call);
   return true;
 }
@@ -205,8 +196,8 @@ std::vector<GraphPtr> packed_graphs(Code& code) {
     return found;
   }
   for (const Node* node : all_nodes(*(*own)->owningGraph())) {  // our fallbacks are in this copy only
-    if (node->kind() == c10::prim::CallFunction && node->hasAttribute(held_name())) {
-      add(static_cast<JointFunction*>(node->t(held_name()).storage().mutable_data())->packed());
+    if (JointFunction* function = owned_by<JointFunction>(node, held_name())) {
+      add(function->packed());
     }
     if (node->kind() == c10::prim::Constant && node->hasAttribute(fallback)) {
       const auto type = node->output()->type()->cast<c10::FunctionType>();

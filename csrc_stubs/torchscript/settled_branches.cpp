@@ -6,10 +6,10 @@
 #include "torchscript/kept_writes.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
+#include "torchscript/owned_call.h"
 #include "torchscript/prepare.h"
 #include "torchscript/constants.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -108,8 +108,7 @@ Registry& registry() {
   return *r;
 }
 
-// The attribute of a node that calls one, which owns it: the memory of a tensor without elements. torch can
-// print a graph with such an attribute, but not one with a capsule.
+// The attribute of a node that calls one, which owns it.
 c10::Symbol held_name() {
   static const auto name = c10::Symbol::attr("settled");
   return name;
@@ -159,25 +158,11 @@ SettledBranches::~SettledBranches() {
 }
 
 SettledBranches* SettledBranches::of(const Node* node) {
-  if (node->kind() != c10::prim::CallFunction || !node->hasAttribute(held_name())) {
-    return nullptr;
-  }
-  return static_cast<SettledBranches*>(node->t(held_name()).storage().mutable_data());
+  return owned_by<SettledBranches>(node, held_name());
 }
 
 Node* SettledBranches::call_of(const std::shared_ptr<Graph>& settled, Graph& graph) {
-  auto* held = new SettledBranches(settled);
-  const auto owner =
-      at::from_blob(held, {0}, [](void* owned) { delete static_cast<SettledBranches*>(owned); }, at::kByte);
-  Node* function = graph.create(c10::prim::Constant);
-  function->s_(c10::attr::name, kName);
-  function->output()->setType(c10::FunctionType::create(held));
-  Node* call = graph.create(c10::prim::CallFunction, {function->output()}, 1);
-  for (torch::jit::Value* input : graph.inputs()) {
-    call->addInput(input);
-  }
-  call->t_(held_name(), owner);
-  return call;
+  return owned_call(graph, std::make_unique<SettledBranches>(settled), kName, held_name());
 }
 
 size_t SettledBranches::Hash::operator()(const Words& words) const {

@@ -431,6 +431,19 @@ def test_an_identity_of_bools_gives_numbers(made, write, device):
                 assert_matches(ours, eager, ops=2)
 
 
+@pytest.mark.parametrize("write", ["abs_().add_(1)", "neg_()"])
+def test_an_identity_of_bools_that_a_group_computes(write, device):
+    """Not the group of the comparison: its fallback, which other sizes take, has no write."""
+    scripted = script(f"def f(x):\n    y = (x > 0) * 1\n    y.{write}\n    return y * x\n")
+    with tsfuser.fuser(), torch.no_grad():
+        for size in (2, 1, 1, 3):
+            for _ in range(4):
+                x = torch.randn(size, device=device)
+                y = (x > 0) * 1
+                expected = (y.abs() + 1 if "abs" in write else -y) * x
+                assert_matches(scripted(x), expected, ops=2)
+
+
 @pytest.mark.parametrize("first", [torch.float32, torch.int64])
 @pytest.mark.parametrize("write", ["round_()", "neg_()", "mul_(2)"])
 @pytest.mark.parametrize("made", ["x * 1", "x + 0"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tsfuser
-from kit.lookups import LOOKUPS, compare, indices
+from kit.lookups import DTYPES, LOOKUPS, compare, failure, indices
 from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
 from tsfuser.graph.rows import Knowledge
 from tsfuser.grouping.support import examine
@@ -52,19 +52,6 @@ def test_x_of_indices(device, target, program):
     if program == "looked up places":
         y = 1 + indices((3,), 3, device)  # minus 4: from -3 to -1
     compare(text, x, i, y) if "y" in text else compare(text, x, i)
-
-
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-]
-DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
 
 
 @pytest.mark.each_value
@@ -157,13 +144,6 @@ WRONG = {
     "torch.softmax(torch.embedding(x[:, 0], i), 1)": (5, -1),
     "torch.nn.functional.one_hot(i, 6) * x[0, 0]": (6, -1, 1 << 40),
 }
-
-
-def failure(function, *inputs):
-    """Type and text of what a call raises, without the traceback of TorchScript."""
-    with pytest.raises(Exception) as caught:
-        function(*inputs)
-    return type(caught.value), str(caught.value).strip().splitlines()[-1]
 
 
 @HOST

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kit.lookups import compare, indices
+from kit.lookups import DTYPES, compare, indices
 from kit.support import (
     assert_matches,
     counted,
@@ -113,18 +113,6 @@ def test_ranks(device, target, rank):
 
 
 # ---- dtypes and layouts
-
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-]
-DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
 
 
 @pytest.mark.each_value

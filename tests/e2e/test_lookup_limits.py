@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tsfuser
-from kit.lookups import LOOKUPS, compare, indices
+from kit.lookups import LOOKUPS, compare, failure, indices
 from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
@@ -25,13 +25,6 @@ WRONG = {
     "(x.gather(0, i) * 2.0).sum()": (5, 37),
     "(x.index_select(0, i * 1 + 0) * 2.0).sum(1)": (5,),
 }
-
-
-def failure(function, *inputs):
-    """Type and text of what a call raises, without the traceback of TorchScript."""
-    with pytest.raises(Exception) as caught:
-        function(*inputs)
-    return type(caught.value), str(caught.value).strip().splitlines()[-1]
 
 
 @HOST

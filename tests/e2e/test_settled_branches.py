@@ -462,32 +462,33 @@ def f(x, mean, var):
 
 
 STATISTICS = """
-def f(x, mean, var):
+def f(x, w, mean, var):
     n = 1
     for i in range(x.dim()):
         n *= x.size(i)
     y = torch.{norm}(x.reshape(2, -1, 3), None, None, mean, var, True, 0.5, 0.1, False)
-    if y.requires_grad:
-        y = y.flatten()
-    if y.dim() == x.dim():
+    y = y.flatten(1) if y.requires_grad else y.contiguous()
+    if n == 30:
         z = y * 2
     else:
-        z = x
+        z = x * w
     return z * 2, n
 """
 
 
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("norm", ["batch_norm", "instance_norm"])
-def test_statistics_are_updated_where_nobody_reads_the_result(norm, device):
+def test_statistics_are_updated_where_nobody_reads_the_result(norm, gradients, device):
     """torch drops such a norm when it unrolls the loop, and none in a function whose branch it keeps."""
     scripted = script(STATISTICS.format(norm=norm))
-    with tsfuser.fuser(), torch.no_grad():
-        for x in (torch.randn(2, 5, 3, device=device), torch.randn(2, 5, 1, 3, device=device)):
+    w = torch.ones(3, device=device, requires_grad=gradients)
+    with tsfuser.fuser():
+        for x in (torch.randn(2, 5, 3, device=device), torch.randn(2, 5, 2, 3, device=device)):
             for _ in range(CALLS):
                 statistics, expected = (
-                    [f(5, device=device) for f in (torch.zeros, torch.ones)] for _ in "ab"
+                    [f(x.numel() // 6, device=device) for f in (torch.zeros, torch.ones)] for _ in "ab"
                 )
-                scripted(x, *statistics)
+                scripted(x, w, *statistics)
                 getattr(torch, norm)(x.reshape(2, -1, 3), None, None, *expected, True, 0.5, 0.1, False)
                 for ours, eager in zip(statistics, expected):
                     assert not torch.equal(eager, torch.zeros_like(eager))

@@ -14,22 +14,8 @@ OTHERS = [d.name for d in DTYPES.values() if d.converts]
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def source(pairs):
-    """A kernel for each pair of dtype names."""
-    kernels = [
-        f"""KERNEL({x}_to_{y}, Args, 1) {{
-  const {DTYPES[x].ctype}* x = static_cast<const {DTYPES[x].ctype}*>(args.x);
-  {DTYPES[y].ctype}* y = static_cast<{DTYPES[y].ctype}*>(args.y);
-  for (int64_t i = 0; i < args.n; ++i) y[i] = convert<{DTYPES[y].ctype}>(x[i]);
-}}"""
-        for x, y in pairs
-    ]
-    head = '#include "tsfuser.h"\nstruct Args { const void* x; void* y; int64_t n; };'
-    return with_torchs_casts("\n".join([head, *kernels]))
-
-
 PAIRS = [pair for f in FLOAT8 for o in OTHERS for pair in ((f, o), (o, f))]
-SOURCE = source(dict.fromkeys(PAIRS))
+SOURCE = with_torchs_casts(harness.conversions(dict.fromkeys(PAIRS)))
 
 
 def converted(x, to, mode):

@@ -14,22 +14,8 @@ from tsfuser.ir import dtypes
 DTYPES = {d.name: d for d in dtypes.DTYPES.values() if d.computes or d.is_unsigned}
 
 
-def source(pairs):
-    """A kernel for each pair of dtype names."""
-    kernels = [
-        f"""KERNEL({x}_to_{y}, Args, 1) {{
-  const {DTYPES[x].ctype}* x = static_cast<const {DTYPES[x].ctype}*>(args.x);
-  {DTYPES[y].ctype}* y = static_cast<{DTYPES[y].ctype}*>(args.y);
-  for (int64_t i = 0; i < args.n; ++i) y[i] = convert<{DTYPES[y].ctype}>(x[i]);
-}}"""
-        for x, y in pairs
-    ]
-    head = '#include "tsfuser.h"\nstruct Args { const void* x; void* y; int64_t n; };'
-    return "\n".join([head, *kernels])
-
-
-SOURCE = source(itertools.product(DTYPES, DTYPES))
-HALF = source([("float32", "float16"), ("float16", "float32")])
+SOURCE = harness.conversions(itertools.product(DTYPES, DTYPES))
+HALF = harness.conversions([("float32", "float16"), ("float16", "float32")])
 
 
 def converted(x, to, mode, text=SOURCE):

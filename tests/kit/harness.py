@@ -18,6 +18,7 @@ import torch
 
 from kit import nvrtc
 from kit.launches import FIBERS
+from tsfuser.ir.dtypes import DTYPES
 from tsfuser.planning import targets
 from tsfuser.target.cuda import CudaTarget
 from tsfuser.target.disk_cache import DiskCache
@@ -87,3 +88,17 @@ def compile_for(source, name, arch, quick=True):
     if not HAS_CUPY:
         pytest.skip("CuPy is not installed")
     return (nvrtc.compiler() if quick else TARGETS["cuda"]).compile_for(source, name, arch)
+
+
+def conversions(pairs):
+    """A kernel for each pair of dtype names."""
+    kernels = [
+        f"""KERNEL({x}_to_{y}, Args, 1) {{
+  const {DTYPES[x].ctype}* x = static_cast<const {DTYPES[x].ctype}*>(args.x);
+  {DTYPES[y].ctype}* y = static_cast<{DTYPES[y].ctype}*>(args.y);
+  for (int64_t i = 0; i < args.n; ++i) y[i] = convert<{DTYPES[y].ctype}>(x[i]);
+}}"""
+        for x, y in pairs
+    ]
+    head = '#include "tsfuser.h"\nstruct Args { const void* x; void* y; int64_t n; };'
+    return "\n".join([head, *kernels])

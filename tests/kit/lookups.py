@@ -1,10 +1,23 @@
 """Programs that look elements up in a tensor, against eager."""
 
+import pytest
 import torch
 
 from kit.support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 LOOKUPS = {f"aten::{name}" for name in "index_select gather embedding index take_along_dim one_hot".split()}
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+]
+DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
 
 
 def compare(text, *inputs, ops=40, fused=True):
@@ -29,3 +42,10 @@ def compare(text, *inputs, ops=40, fused=True):
 
 def indices(shape, below, device, dtype=torch.int64):
     return torch.randint(0, below, shape, device=device, dtype=dtype)
+
+
+def failure(function, *inputs):
+    """Type and text of what a call raises, without the traceback of TorchScript."""
+    with pytest.raises(Exception) as caught:
+        function(*inputs)
+    return type(caught.value), str(caught.value).strip().splitlines()[-1]

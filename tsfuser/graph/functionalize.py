@@ -108,7 +108,11 @@ def functionalize(graph: Graph) -> Graph:
     while changed:  # the types of what was rewritten decide about what follows
         knowledge = Knowledge()
         nodes = [node for block in all_blocks(graph) for node in nodes_of(block, kinds)]
-        nodes = [node for node in nodes if not _is_of_identity(node) and _keeps_dtype(node, knowledge)]
+        nodes = [
+            node
+            for node in nodes
+            if not is_identity(node.inputsAt(0).node()) and _keeps_dtype(node, knowledge)
+        ]
         before = {node.output().unique() for node in _with_one_result(graph)}
         changed = bool(nodes) and _C.remove_tensor_mutation(graph, nodes)
         if changed:
@@ -123,14 +127,14 @@ def functionalize(graph: Graph) -> Graph:
     return graph
 
 
-def _is_of_identity(node: Node) -> bool:
-    """Whether the target is `x * 1`, `x / 1`, `x + 0` or `x - 0`. Once nothing writes to it, torch's peephole
-    pass takes it for `x` in a fallback graph, whatever the dtypes: of bools it is a tensor of integers."""
-    maker = node.inputsAt(0).node()
-    number = without_row.IDENTITIES.get(maker.kind())
-    if number is None or not is_constant(maker.inputsAt(1)):
+def is_identity(node: Node) -> bool:
+    """Whether it is `x * 1`, `x / 1`, `x + 0` or `x - 0`. Where nothing writes to its result, as in a
+    fallback graph, torch's peephole pass takes it for `x`, whatever the dtypes: of bools it is a tensor of
+    integers."""
+    number = without_row.IDENTITIES.get(node.kind())
+    if number is None or not is_constant(node.inputsAt(1)):
         return False
-    found = constant_of(maker.inputsAt(1))
+    found = constant_of(node.inputsAt(1))
     return type(found) in (int, float) and found == number
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from .. import options
 from ..graph.effects import WRITES, Effects, effect, secretly_written
 from ..graph.evaluate import CONTROL
+from ..graph.functionalize import is_identity
 from ..graph.identities import gives_operand_back, keeps_dtype, widens
 from ..graph.rows import Knowledge, row_of, tables_of
 from ..graph.worth import is_worth_a_kernel
@@ -167,6 +168,8 @@ class _Block:
             return "its result may share memory with a tensor that is changed in place"
         if any(self.effects.is_changed(v) for v in inputs(node) if is_plain_list(v) or is_tensor_list(v)):
             return "it reads a list that is changed in place"
+        if is_identity(node) and any(map(self.effects.is_written, outputs(node))):
+            return "torch may take it for its operand if what changes its result in place is outside"
         if any(self.changed.get(key, set()) - {i} for key in self.read[i]):
             return "it reads running statistics that another op changes"
         return None
