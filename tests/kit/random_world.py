@@ -149,6 +149,8 @@ class World:
         exact = all(o in self.exact for o in used)
         if not self._away_from_jumps(st, exact) or self._is_unclear(st):
             return False
+        inexact = st.kind == "writing" and not (st.exact and exact)
+        before = {other: _copied(x) for other, x in self.tensors().items()} if inexact else {}
         try:
             with self.context():
                 plain = execute(name, st.text(name), self.plain)
@@ -164,7 +166,10 @@ class World:
         if st.kind in ("inplace", "writing"):
             self._written(target, st.exact and exact)
         if st.kind == "writing":
-            self.exact -= {other for other, x in self.tensors().items() if not _equal(x, self.wide[other])}
+            # What is written is rounded, even where on this device it is exact by chance.
+            for other, x in self.tensors().items():
+                if not _equal(x, self.wide[other]) or not _equal(x, before.get(other, x)):
+                    self.exact.discard(other)
         if st.kind != "inplace" and st.exact and exact and _equal(plain, wide):
             self.exact.add(target)
         return True
