@@ -61,7 +61,7 @@ def test_sums_of_no_elements_have_no_roundings():
 
 
 def test_programs_have_no_dead_code():
-    """TorchScript drops it, be it a write that its alias analysis does not see, or an op that eager rejects."""
+    """TorchScript drops it: a write that its alias analysis does not see, an op that eager rejects."""
     programs = [generate(seed, ("loops", "complex")) for seed in range(80)]
     for program in filter(None, programs):
         read = set(program.results)

@@ -153,7 +153,7 @@ class World:
         if not self._away_from_jumps(st, exact) or self._is_unclear(st):
             return False
         inexact = st.kind == "writing" and not (st.exact and exact)
-        before = {other: _copied(x) for other, x in self.tensors().items()} if inexact else {}
+        before = {other: copied(x) for other, x in self.tensors().items()} if inexact else {}
         try:
             with self.context():
                 plain = execute(name, st.text(name), self.plain)
