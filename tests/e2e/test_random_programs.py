@@ -12,9 +12,10 @@ from kit.random_jobs import Job, run_jobs
 from kit.random_ops import Statement
 from kit.random_outcome import RAISED, incoming
 from kit.random_programs import prepared, sweep
+from kit.random_runs import epsilons
 from kit.random_scripted import execute
 from kit.random_shrink import script_of, shrink
-from kit.random_world import Program, epsilons, generate
+from kit.random_world import Program, generate
 from tsfuser.frontends.torchscript.training import differentiable
 from tsfuser.planning import compile as pipeline
 
