@@ -78,8 +78,8 @@ void Plan::verify() const {
     require(std::all_of(a.sizes.begin(), a.sizes.end(), is_value), "a size is not among the values");
     require(std::all_of(a.strides.begin(), a.strides.end(), is_value), "a stride is not among the values");
     require(a.elements == -1 || is_value(a.elements), "a number of elements is not among the values");
-    require(a.elements == -1 || (a.sizes.size() > 2 && (a.room_dim == -1 || a.room_dim == -2)),
-            "there is room behind another dim than the last two of a batch");
+    require(a.elements == -1 || (a.sizes.size() > 1 && (a.room_dim == -1 || a.room_dim == -2)),
+            "there is room behind another dim than the last two");
   }
   for (const auto& launch : launches) {
     require(launch->batch_capacity >= 0, "a negative number of argument structs");

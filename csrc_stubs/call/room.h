@@ -17,11 +17,15 @@ constexpr int64_t kAccess = 8;  // elements of 16 bits; `WHOLE_ACCESS` of ir/lay
 
 inline int64_t whole_accesses(int64_t size) { return (size + kAccess - 1) / kAccess * kAccess; }
 
-// Zeros lie behind dim `dim`, -1 or -2, up to `whole_accesses` of its size. `detach` and saved tensors keep
-// the mark; it holds while the tensor has the memory and the strides that it has now.
+// Zeros lie behind dim `dim`, -1 or -2, up to `whole_accesses` of its size; behind both dims of a matrix.
+// `detach` and saved tensors keep the mark; it holds while the tensor has the memory and the strides that it
+// has now.
 void mark_room(const at::Tensor& tensor, int64_t dim);
 
 // That dim; 0 for none.
 int64_t dim_with_room(const at::Tensor& tensor);
+
+// Whether zeros lie behind dim `dim`, -1 or -2.
+bool has_room(const at::Tensor& tensor, int64_t dim);
 
 }  // namespace tsfuser

@@ -10,7 +10,7 @@ import tsfuser
 from kit.native_support import group_function
 from kit.support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, train
 from tsfuser.frontends.torchscript import passes
-from tsfuser.graph import matmul_operands, operand_room
+from tsfuser.graph import matmul_operands, matrix_room, operand_room
 from tsfuser.planning import compile
 from tsfuser.planning.plan import Plan, verify
 
@@ -25,6 +25,7 @@ def everywhere(monkeypatch):
     monkeypatch.setattr(operand_room, "DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(operand_room, "LEAST", 1)
     monkeypatch.setattr(matmul_operands, "LEAST", 1)
+    monkeypatch.setattr(matrix_room, "LEAST_OPERATIONS", 0)
 
 
 def attend(x: Tensor, bias: Tensor):
@@ -261,12 +262,14 @@ LOOKING = [
 
 
 @pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("batch", [(4,), ()], ids=str)
 @pytest.mark.parametrize("program", LOOKING, ids=lambda f: f.__name__)
-def test_a_product_that_the_program_can_look_at_is_eagers(device, program, gradients):
+def test_a_product_that_the_program_can_look_at_is_eagers(device, program, batch, gradients):
     generator = torch.Generator().manual_seed(4)
-    if gradients and program in INFERENCE_ONLY:
+    if gradients and program in INFERENCE_ONLY or (program, batch) == (resized, ()):  # to more elements
         return
-    q, k = (torch.randn(4, 49, 16, generator=generator).to(device, torch.bfloat16) for _ in range(2))
+    sizes = (*batch, 49, 16)
+    q, k = (torch.randn(sizes, generator=generator).to(device, torch.bfloat16) for _ in range(2))
     scripted = fresh(program)
     with tsfuser.fuser():
         for _ in range(4):
@@ -531,10 +534,29 @@ def test_memory_holds_zeros_behind_the_elements(device, columns_inside, sizes):
     assert not memory.narrow(dim, sizes[dim], wide - sizes[dim]).any()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("sizes", [(5, 13), (8, 13), (13, 16), (13, 31), (31, 13)], ids=str)
+def test_memory_holds_zeros_around_a_matrix(device, sizes, turned):
+    function = group_function(
+        "graph(%x : Tensor):\n  %d : int = prim::Constant[value=-1]()\n"
+        "  %y : Tensor = aten::neg(%x)\n  %r : Tensor = tsfuser::with_room(%y, %d)\n  return (%r)",
+        inputs=1,
+    )
+    x = torch.randn(sizes, device=device)
+    rows, columns = (-(-size // 8) * 8 for size in sizes)
+    with no_fallback():
+        y = function(x.t() if turned else x)
+    y = y.t() if turned else y
+    assert torch.equal(y, -x) and y.stride() == (columns, 1)
+    memory = torch.as_strided(y, (rows, columns), y.stride())
+    assert not memory[sizes[0] :].any() and not memory[:, sizes[1] :].any()
+    assert y.untyped_storage().nbytes() == rows * columns * 4
+
+
 @pytest.mark.parametrize(
     "sizes, room, complaint",
     [
-        ((0, 1), (0, 0, -1), "another dim"),
+        ((0,), (0, 0, -1), "another dim"),
         ((0, 0, 0), (0, 0, -3), "another dim"),
         ((0, 0, 0), (0, 5, -1), "number of elements"),
         ((0, 0, 0), (1, 0, -1), "not among the allocations"),

@@ -15,17 +15,16 @@ import tsfuser
 pytestmark = pytest.mark.usefixtures("fused_or_error")
 
 
-def scripted(program, place):
-    """The scripted module with the methods that some ways call. It shares its class with no other. It is made
-    on its device, as a trace holds devices."""
+def scripted(program):
+    """The scripted module with the methods that some ways call. It shares its class with no other."""
     torch.jit._recursive.concrete_type_store.type_store.clear()
-    return ways.with_methods(program.script(program.build().eval().to(place)), program)
+    return ways.with_methods(program.script(program.build().eval()), program)
 
 
 @functools.cache
-def scripted_once(name, place):
+def scripted_once(name):
     """For copies by way of a file."""
-    return scripted(zoo.by_name(name), place)
+    return scripted(zoo.by_name(name))
 
 
 @pytest.fixture
@@ -54,9 +53,9 @@ def of_programs(condition=lambda program: True):
 
 def found(program, place, train=False):
     make = (
-        functools.partial(scripted_once, program.name, place)
+        functools.partial(scripted_once, program.name)
         if program.loads
-        else functools.partial(scripted, program, place)
+        else functools.partial(scripted, program)
     )
     made = copies(make, program, place)
     for module in (made.fused, made.plain, made.exact):

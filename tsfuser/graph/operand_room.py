@@ -49,13 +49,14 @@ from .wrapper import (
 )
 
 #: Ops that ask for what is the same of a part.
-_QUESTIONS = frozenset(("aten::size", "aten::dim", "aten::numel", "prim::dtype", "prim::device"))
+QUESTIONS = frozenset(("aten::size", "aten::dim", "aten::numel", "prim::dtype", "prim::device"))
 #: Views as other dims: one that raises where memory has gaps, and those that copy then.
-_VIEW, _RESHAPE = "aten::view", ("aten::reshape", "aten::flatten")
+VIEW, _RESHAPE = "aten::view", ("aten::reshape", "aten::flatten")
 # attributes of a product whose result, or whose operand, the program does not see
 _RESULT, _OPERANDS = "result_inside", ("self_inside", "other_inside")
 DEVICES = ("cuda",)  # whose libraries read so
-LEAST = 1 << 18  # elements of a product's operands: with fewer, its time does not count
+NO_COPIES = -1  # operations for each byte of a copy: products make none
+LEAST = 1 << 27  # operations of a product: with fewer, it takes as long with room (some us on an H200)
 
 
 def make_room(graph: Graph) -> Graph:
@@ -88,7 +89,7 @@ def may_be_parts(graph: Graph, is_inside: Callable[[Value], bool]) -> None:
 def may_have_gaps(graph: Graph, value: Value) -> bool:
     """Whether a product of the graph may have made the tensor a part, or it may be kept with room: then
     it was profiled without gaps, and has some in later calls."""
-    if not _is_narrow_batch(value) or not any(map(_wants_room, shape(value)[0][-2:])):
+    if not _is_narrow_batch(value) or not any(map(wants_room, shape(value)[0][-2:])):
         return False
     return any(graph.findNode(kind, True) is not None for kind in PLAIN)
 
@@ -99,32 +100,42 @@ def _is_uneven(node: Node) -> bool:
     if not (_is_narrow_batch(a) and _is_narrow_batch(b) and are_batches(a, b)):
         return False
     sizes = [shape(v)[0] for v in (a, b)]
-    return sum(map(prod, sizes)) >= LEAST and any(_wants_room(n) for s in sizes for n in s[-2:])
+    return 2 * prod(sizes[0]) * sizes[1][-1] >= LEAST and any(wants_room(n) for s in sizes for n in s[-2:])
 
 
-def _wants_room(size: int) -> bool:
+def wants_room(size: int) -> bool:
     """Whether a dim of that size does not hold whole accesses, and zeros would not be much of it."""
     return 0 < -size % WHOLE_ACCESS <= size // LEAST_BEFORE_ZERO
+
+
+def whole_accesses(size: int) -> int:
+    """The size with the room behind it."""
+    return size + -size % WHOLE_ACCESS
 
 
 def _wanted(node: Node) -> list[tuple[int, int]]:
     """The operands behind which room makes the product faster, and the dim that is to have it."""
     given = inputs(node)[:2]
-    stored = [_is_stored(v) for v in given]
+    stored = [is_stored(v) for v in given]
     sizes = [shape(_source(v))[0][-2:] for v in given]  # what packs has no type yet
     if node.kind() in GRADIENTS:  # of these the gradient; what else they read is kept by the forward
         k = int(node.kind() == BACKWARD_OTHER)
-        return [(k, -1)] if _wants_room(sizes[k][1]) and stored[k] else []
+        return [(k, -1)] if wants_room(sizes[k][1]) and stored[k] else []
     inner, columns = sizes[1]
     if inner % WHOLE_ACCESS:
-        return [(0, -1), (1, -2)] if _wants_room(inner) and all(stored) else []
-    return [(1, -1)] if _wants_room(columns) and stored[1] else []
+        return [(0, -1), (1, -2)] if wants_room(inner) and all(stored) else []
+    return [(1, -1)] if wants_room(columns) and stored[1] else []
 
 
 def _is_narrow_batch(value: Value) -> bool:
     """Whether it is a batch of matrices of 16 bits on a device whose libraries read whole accesses."""
     if not is_tensor(value) or shape(value)[0] is None or len(shape(value)[0]) < 3:
         return False
+    return is_narrow(value)
+
+
+def is_narrow(value: Value) -> bool:
+    """Whether the tensor has 16 bits, on a device whose libraries read whole accesses."""
     known = facts(value.type())
     return known.dtype in ("float16", "bfloat16") and (known.device or "").startswith(DEVICES)
 
@@ -134,7 +145,7 @@ def _source(value: Value) -> Value:
     return value.node().inputsAt(0) if value.node().kind() in (PACKED, WITH_ROOM) else value
 
 
-def _is_stored(value: Value) -> bool:
+def is_stored(value: Value) -> bool:
     """Whether a group stores the operand: it computes that, perhaps cast or viewed then, or it packs it."""
     source = _source(value)
     maker = source.node()
@@ -181,7 +192,7 @@ def _is_reshaped(value: Value) -> bool:
     kept, the backward may have that view as well, which would raise where memory has gaps."""
     for node in (use.user for use in value.uses()):
         found = row_of(node)
-        if found is not None and (found[0].reshapes or (_hands_on(node) and _is_reshaped(node.output()))):
+        if found is not None and (found[0].reshapes or (hands_on(node) and _is_reshaped(node.output()))):
             return True
     return False
 
@@ -199,12 +210,21 @@ def _choose_kind(graph: Graph, node: Node, effects: Effects) -> None:
     views: list[Node] = []
     if not some or (is_cut and not _may_be_part(result, node.hasAttribute(_RESULT), effects, views)):
         return
-    made = insert(graph, node, OF_ROOM[kind], inputs(node))
+    operands = inputs(node)
+    if kind == PRODUCT:
+        choices = (None, False, False, is_cut, NO_COPIES)
+        operands += [constant_before(graph, node, choice) for choice in choices]
+    made = insert(graph, node, OF_ROOM[kind], operands)
     made.copyMetadata(node)
     made.output().setType(result.type())
     result.replaceAllUsesWith(made.output())
     node.destroy()
-    for view in views:  # which would raise where memory has gaps
+    reshape_instead(graph, views)
+
+
+def reshape_instead(graph: Graph, views: list[Node]) -> None:
+    """Puts reshapes in the place of views that would raise where memory has gaps."""
+    for view in views:
         reshape = insert(graph, view, _RESHAPE[0], inputs(view))
         reshape.output().setType(view.output().type())
         view.output().replaceAllUsesWith(reshape.output())
@@ -222,20 +242,20 @@ def _may_be_part(result: Value, returned: bool, effects: Effects, views: list[No
         if node.kind() == "prim::Return":
             if not returned or _is_reshaped(result):
                 return False
-        elif _hands_on(node):
-            views += [node] if node.kind() == _VIEW else []
+        elif hands_on(node):
+            views += [node] if node.kind() == VIEW else []
             if not _may_be_part(node.output(), returned, effects, views):
                 return False
-        elif node.kind() not in _QUESTIONS and node.kind() not in fresh_kinds():
+        elif node.kind() not in QUESTIONS and node.kind() not in fresh_kinds():
             return False
     return True
 
 
-def _hands_on(node: Node) -> bool:
+def hands_on(node: Node) -> bool:
     """Whether the op may return its operand, or a view of it, and would with gaps in its memory, too."""
     found = row_of(node)
     if found is None:
         return node.kind() == "prim::AutogradAdd"
     if found[0].reshapes:
-        return node.kind() in (_VIEW, *_RESHAPE)
+        return node.kind() in (VIEW, *_RESHAPE)
     return found[0].is_view or may_return_operand(node)

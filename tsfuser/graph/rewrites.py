@@ -8,7 +8,8 @@ grouped. Order of `REWRITES`, and why:
   order_sums            before all that looks at layouts
   make_room             before types are inferred, too: it makes copies, for groups to make. What is kept
                         for a backward is packed, and may have room
-  pack_operands         behind it, for it drops what packs without need
+  make_matrix_room      the same for products of two matrices
+  pack_operands         behind them, for it drops what packs without need
   infer_missing_types   before groups: a node with an untyped value is not fused
   copy_reshapes         after the types: it looks at strides
   split_biases          where an option asks for it; after the types, since it looks at sizes
@@ -23,6 +24,7 @@ from .bias import split_biases
 from .copied_reshapes import copy_reshapes
 from .functionalize import functionalize
 from .matmul_operands import pack_operands
+from .matrix_room import make_matrix_room
 from .operand_room import make_room
 from .sum_orders import order_sums
 from .types import infer_missing_types
@@ -33,6 +35,7 @@ REWRITES: tuple[tuple[str, Callable[[Graph], object]], ...] = (
     ("functionalize", functionalize),
     ("order_sums", order_sums),
     ("make_room", make_room),
+    ("make_matrix_room", make_matrix_room),
     ("pack_operands", pack_operands),
     ("infer_missing_types", infer_missing_types),
     ("copy_reshapes", copy_reshapes),

@@ -337,7 +337,7 @@ def _bounds(windows: tuple[Window, ...]) -> list[Size]:
 
 
 def _parts(room: Room | None) -> list[Size]:
-    return [] if room is None else [room.parts, room.length, room.pitch]
+    return [] if room is None else [room.parts, room.length, room.pitch, room.behind]
 
 
 def _room(room: Room | None) -> str:

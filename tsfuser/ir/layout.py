@@ -24,17 +24,19 @@ LEAST_BEFORE_ZERO = 4  # elements for each zero that is stored behind them
 @dataclass(frozen=True)
 class Room:
     """Zeros behind parts of a tensor: memory holds `parts` of them, of `length` elements, which begin `pitch`
-    elements apart. With the zeros dim `dim`, -1 or -2, is a multiple of WHOLE_ACCESS."""
+    elements apart, and `behind` zeros more behind all. With the zeros dim `dim`, -1 or -2, is a multiple of
+    WHOLE_ACCESS; of a matrix both dims are."""
 
     parts: Size
     length: Size
     pitch: Size
+    behind: Size
     dim: int
 
     @property
     def elements(self) -> Size:
         """Elements of the memory of such a tensor."""
-        return self.parts * self.pitch
+        return self.parts * self.pitch + self.behind
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +91,10 @@ def packed(call: Call, layout: Layout) -> Layout:
 def with_room(call: Call, layout: Layout, dim: int) -> Layout:
     """`layout`, which `packed` has made, with room for whole accesses behind dim `dim`, one of the last two,
     unless that would be many zeros. If that dim is the outer one of the two in memory, the zeros lie behind
-    each matrix, else behind each row."""
+    each matrix, else behind each row. A single matrix has room behind both dims."""
     rank, size = len(layout.sizes), layout.sizes[dim]
+    if rank == 2:
+        return _matrix_with_room(call, layout)
     dim %= rank
     wide = sz.ceildiv(size, WHOLE_ACCESS) * WHOLE_ACCESS
     if call.decide(sz.eq(size % WHOLE_ACCESS, 0)) or call.decide(
@@ -100,11 +104,25 @@ def with_room(call: Call, layout: Layout, dim: int) -> Layout:
     inner = next(d for d in (rank - 1, rank - 2) if layout.strides[d] is sz.const(1))
     below = layout.sizes[inner] if dim != inner else sz.const(1)
     others = [s for d, s in enumerate(layout.sizes) if d != dim and (dim == inner or d < rank - 2)]
-    room = Room(sz.product(others), size * below, wide * below, dim - rank)
+    room = Room(sz.product(others), size * below, wide * below, sz.const(0), dim - rank)
     widened = tuple(wide if d == dim else s for d, s in enumerate(layout.sizes))
     outer = 2 * rank - 3 - inner
     strides = _allocate(widened, (inner, outer, *reversed(range(rank - 2)))).strides
     return Layout(layout.sizes, strides, room=room)
+
+
+def _matrix_with_room(call: Call, layout: Layout) -> Layout:
+    inner = 1 if layout.strides[1] is sz.const(1) else 0
+    columns, rows = layout.sizes[inner], layout.sizes[1 - inner]
+    wide, deep = (sz.ceildiv(size, WHOLE_ACCESS) * WHOLE_ACCESS for size in (columns, rows))
+    if call.decide(sz.eq(columns % WHOLE_ACCESS, 0)):
+        if call.decide(sz.eq(rows % WHOLE_ACCESS, 0)):
+            return layout
+        wide = columns
+    elif call.decide(sz.lt(columns, LEAST_BEFORE_ZERO * (wide - columns))):
+        return layout
+    room = Room(rows, columns, wide, (deep - rows) * wide, inner - 2)
+    return Layout(layout.sizes, _allocate((rows, wide), (1, 0)).strides[:: 2 * inner - 1], room=room)
 
 
 def laid_out(sizes: Sequence[Size], order: Sequence[int]) -> Layout:

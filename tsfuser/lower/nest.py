@@ -272,5 +272,10 @@ def _rooms(draft: Draft) -> tuple[str, ...]:
 
 
 def _sizes_of_room(draft: Draft, room: Room) -> list[Expr]:
-    sizes = ((room.parts, "parts"), (room.length, "part_length"), (room.pitch, "part_pitch"))
+    sizes = (
+        (room.parts, "parts"),
+        (room.length, "part_length"),
+        (room.pitch, "part_pitch"),
+        (room.behind, "behind"),
+    )
     return [draft.params.size(size, name) for size, name in sizes]

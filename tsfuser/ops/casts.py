@@ -193,9 +193,9 @@ def packed(b: Builder, self) -> Value:
 
 @composite("tsfuser::with_room", dtypes=CONVERTED, sizes="first", smooth=True, needs_kernel=True, fresh=False)
 def with_room(b: Builder, self, dim: int) -> Value:
-    """`tsfuser::packed`, with zeros in memory behind dim `dim`, one of the last two, up to whole accesses"""
+    """`tsfuser::packed`, with zeros behind dim `dim` up to whole accesses, and behind both dims of a matrix"""
     made = packed(b, self)
-    return b.with_room(made, dim) if len(self.dims) > 2 else made
+    return b.with_room(made, dim) if len(self.dims) > 1 else made
 
 
 @composite("tsfuser::store", dtypes=CONVERTED, sizes="first", fresh=False)
