@@ -277,6 +277,14 @@ def nvrtc():
     return CudaTarget(DiskCache(tempfile.mkdtemp(prefix="tsfuser-nvrtc-")))
 
 
+def _without_tf32():
+    """With TF32 a convolution's error is that of the algorithm that cuDNN takes for a layout. A context, as
+    torch.testing, once imported, forbids to set the flag."""
+    import torch
+
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+
+
 @pytest.fixture
 def device(target, monkeypatch, request):
     """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the
@@ -287,11 +295,7 @@ def device(target, monkeypatch, request):
     from tsfuser.target.host import HostTarget
 
     if target == "cuda":
-        import torch
-
-        # Without TF32, or a convolution's error is that of the algorithm that cuDNN takes for a layout. A
-        # context, as torch.testing, once imported, forbids to set the flag.
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with _without_tf32():
             yield target
         return
     if target != "cpu-fibers":
@@ -318,7 +322,8 @@ def place(target):
     from tsfuser import options
 
     tsfuser.reset()
-    with options.override(host_launch=FIBERS if target == "cpu-fibers" else "block"):
+    exact = _without_tf32() if target == "cuda" else contextlib.nullcontext()
+    with exact, options.override(host_launch=FIBERS if target == "cpu-fibers" else "block"):
         yield "cuda" if target == "cuda" else "cpu"
     tsfuser.reset()
 

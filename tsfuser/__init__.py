@@ -87,6 +87,7 @@ _C.set_reporter(warn)
 _C.set_failure_reporter(failures.report)
 _C.set_differentiable(differentiable.rewrite)
 _C.set_joint(joint_door.joint_graph)
+_C.set_regions(joint_door.regions)
 _C.set_first_graph(options.first_graph)
 
 

@@ -76,7 +76,7 @@ ENABLE = {
     "keep_inputs": "Scripted training keeps tensors that the program is given, instead of what eager keeps, "
     "where then less is written and read: of `gelu(x + bias)` x, and not the sum. To write to such a tensor "
     "before the backward raises torch's error, as it does with torch.compile.",
-    "joint_graph": "Experimental: scripted functions of tensors and numbers, without branches, are "
+    "joint_graph": "Experimental: straight runs of ops in scripted functions and modules are "
     "differentiated by tsfuser's own rules instead of TorchScript's autodiff, but not under autocast. What "
     "the rules cannot take stays as it is.",
     "graph_op_fusion": "Always on: `index_select` and `gather` are fused.",

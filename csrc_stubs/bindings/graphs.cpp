@@ -1,6 +1,6 @@
 // The functions of tsfuser._C that take or return graphs.
 
-#include "torchscript/joint_function.h"
+#include "torchscript/joint_program.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
 #include "graph/memory.h"

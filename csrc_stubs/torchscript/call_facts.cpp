@@ -86,14 +86,6 @@ class Writer {
   CallFacts::Words& words_;
 };
 
-const c10::IValue& value_at(const AttributePath& path, at::ArrayRef<c10::IValue> arguments) {
-  const c10::IValue* value = &arguments[path.input];
-  for (const size_t slot : path.slots) {
-    value = &value->toObjectRef().getSlot(slot);
-  }
-  return *value;
-}
-
 bool is_mask(const c10::IValue& index) {
   return index.isTensor() &&
          (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
@@ -185,6 +177,14 @@ class Sources {
 };
 
 }  // namespace
+
+const c10::IValue& value_at(const AttributePath& path, at::ArrayRef<c10::IValue> arguments) {
+  const c10::IValue* value = &arguments[path.input];
+  for (const size_t slot : path.slots) {
+    value = &value->toObjectRef().getSlot(slot);
+  }
+  return *value;
+}
 
 bool may_hold_tensors(const c10::TypePtr& type) {
   const auto items = type->containedTypes();

@@ -39,6 +39,8 @@ bool may_hold_tensors(const c10::TypePtr& type);
 bool is_container(const c10::TypePtr& type);
 // Whether values of the type are described by facts.
 bool has_facts(const c10::TypePtr& type);
+// What is there in a call.
+const c10::IValue& value_at(const AttributePath& path, at::ArrayRef<c10::IValue> arguments);
 // The path to what `prim::GetAttr` nodes read, one behind the other, from an input; none for other values.
 std::optional<AttributePath> path_of(const torch::jit::Value* value);
 

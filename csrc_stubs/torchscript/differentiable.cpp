@@ -16,6 +16,7 @@
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
 #include "torchscript/joint_function.h"
+#include "torchscript/joint_program.h"
 #include "torchscript/moving_values.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
@@ -499,6 +500,7 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
     keep_branches(*node->g(c10::attr::ReverseSubgraph));
     return torchs_operation(node);
   }
+  leave_to_autodiff(*node);
   if (const auto* same = DirectGraph::being_copied()) {
     return *same;
   }

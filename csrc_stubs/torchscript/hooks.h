@@ -29,8 +29,9 @@ extern std::atomic<bool> guard_mode;
 Callback& pass_callback();
 Callback& differentiable_callback();
 Callback& first_graph_callback();
-Callback& caller_callback();  // late_biases.cpp
-Callback& joint_callback();   // joint_function.cpp
+Callback& caller_callback();   // late_biases.cpp
+Callback& joint_callback();    // joint_function.cpp
+Callback& regions_callback();  // joint_program.cpp
 
 // The guard's operation for the profiled types of its inputs; it opens (guard_widening.h) after so many
 // `patterns`, where that is not 0 (guard.cpp).

@@ -1,4 +1,4 @@
-// A function whose forward and backward one joint graph makes. See joint_function.h.
+// A region whose forward and backward one joint graph makes. See joint_function.h.
 
 #include "torchscript/joint_function.h"
 #include "torchscript/owned_call.h"
@@ -35,8 +35,6 @@ using GraphPtr = std::shared_ptr<Graph>;
 constexpr const char* kName = "joint";
 constexpr size_t kMostPacked = 16;  // of one function
 
-std::atomic<bool> switched_on{false};
-
 // Of the first input of a graph that is not to become a call again: a program's graph that Python has
 // refused, and those inside of a packed one.
 constexpr const char* kPart = "joint_input";
@@ -48,15 +46,22 @@ c10::Symbol held_name() {
 
 bool autocasts(at::DeviceType device) { return at::autocast::is_autocast_enabled(device); }
 
-// What a packed graph depends on, besides sizes; whether there may be one. Numbers are values in it.
+// What a packed graph depends on, besides sizes; whether there may be one. Numbers, and those in lists, are
+// values in it, flags are not.
 bool describe(at::ArrayRef<c10::IValue> arguments, std::vector<int64_t>& words) {
   bool records = false;
   for (const c10::IValue& value : arguments) {
     if (!value.isTensor()) {
-      if (!value.isInt() && !value.isDouble() && !value.isBool()) {
+      if (value.isBool()) {
+        words.push_back(value.toBool() ? -1 : -2);
+      } else if (value.isInt() || value.isDouble() || value.isNone() || value.isIntList()) {
+        words.push_back(value.isInt() ? -3 : value.isDouble() ? -4 : value.isNone() ? -5 : -6);
+        if (value.isIntList()) {
+          words.push_back(static_cast<int64_t>(value.toListRef().size()));
+        }
+      } else {
         return false;
       }
-      words.push_back(value.isInt() ? -1 : value.isDouble() ? -2 : -3);
       continue;
     }
     const at::Tensor& tensor = value.toTensor();
@@ -72,24 +77,12 @@ bool describe(at::ArrayRef<c10::IValue> arguments, std::vector<int64_t>& words) 
   return records;
 }
 
-GraphPtr program_of(Graph& graph) {
-  auto copy = graph.copy();
-  torch::jit::ProfilingRecord::removeProfilingNodes(copy->block());
-  return copy;
-}
-
-std::unique_ptr<GraphFunction> function_of(const GraphPtr& graph, const std::string& name) {
-  auto part = graph->copy();
-  part->inputs()[0]->setDebugName(kPart);
-  auto made = std::make_unique<GraphFunction>(c10::QualifiedName(name), std::move(part), nullptr);
-  keep_casts(*made);
-  return made;
-}
-
 }  // namespace
 
-JointFunction::JointFunction(GraphPtr graph, std::string name)
-    : graph_(std::move(graph)), plain_(function_of(graph_, name)), name_(std::move(name)) {}
+JointFunction::JointFunction(GraphPtr graph)
+    : OwnedFunction(kName, graph->inputs().size()),
+      graph_(std::move(graph)),
+      plain_(plain_function(*graph_)) {}
 
 JointFunction::~JointFunction() = default;
 
@@ -99,19 +92,6 @@ bool JointFunction::call(Stack& stack, std::optional<size_t> bail_out, Run run) 
     return true;
   }
   return plain_->call(stack, bail_out, run);
-}
-
-void JointFunction::run(Stack& stack) {
-  call(stack, std::nullopt, [&stack](const Code& code) { torch::jit::InterpreterState(code).run(stack); });
-}
-
-size_t JointFunction::num_inputs() const { return graph_->inputs().size(); }
-
-const c10::QualifiedName& JointFunction::qualname() const { return name_; }
-
-const c10::FunctionSchema& JointFunction::getSchema() const {
-  static const c10::FunctionSchema schema(kName, "", {}, {}, /*is_vararg=*/true, /*is_varret=*/true);
-  return schema;
 }
 
 std::vector<GraphPtr> JointFunction::packed() const {
@@ -147,70 +127,63 @@ const Code* JointFunction::code_for(at::ArrayRef<c10::IValue> arguments) {
 JointFunction::Packed JointFunction::pack(at::ArrayRef<c10::IValue> arguments) const {
   const GraphPtr graph = graph_->copy();
   std::vector<bool> wanted;
+  std::vector<c10::IValue> numbers;  // of this call; for tensors None
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool is_tensor = arguments[i].isTensor();
     wanted.push_back(is_tensor && arguments[i].toTensor().requires_grad());
+    numbers.push_back(is_tensor ? c10::IValue() : arguments[i]);
+    torch::jit::Value* input = graph->inputs()[i];
     if (is_tensor) {
-      graph->inputs()[i]->setType(c10::TensorType::create(arguments[i].toTensor()));
+      input->setType(c10::TensorType::create(arguments[i].toTensor()));
+    } else if (arguments[i].isBool() || arguments[i].isNone()) {
+      const torch::jit::WithInsertPoint first(*graph->nodes().begin());
+      input->replaceAllUsesWith(graph->insertConstant(arguments[i]));
+    } else {
+      input->setType(arguments[i].type());
     }
   }
   Packed made;
   with_callback(joint_callback(), "the joint graph is no graph", [&](const py::object& pack) {
-    const py::object result = pack(graph, wanted);
+    const py::object result = pack(graph, wanted, fmap(numbers, torch::jit::toPyObject));
     if (!result.is_none()) {
       made.graph = result.cast<GraphPtr>();
     }
   });
   if (made.graph) {
-    made.code = std::make_unique<Code>(made.graph, name_.name());
+    made.code = std::make_unique<Code>(made.graph, kName);
   }
   return made;
 }
 
-bool use_joint_functions(bool on) { return switched_on.exchange(on); }
+JointFunction* region_of(const Node* node) { return owned_by<JointFunction>(node, held_name()); }
 
-bool takes_joint_functions(const Graph& graph) {
-  return switched_on.load() && !graph.inputs().empty() && graph.inputs()[0]->debugNameBase() != kPart;
+Node* region_call(Graph& graph, GraphPtr region, at::ArrayRef<torch::jit::Value*> operands) {
+  return owned_call(graph, std::make_unique<JointFunction>(std::move(region)), kName, held_name(), operands);
 }
 
-bool call_joint_function(Graph& graph, const Node* first) {
-  if (!takes_joint_functions(graph) || !may_become_call(graph, first)) {
-    return false;
+std::unique_ptr<GraphFunction> plain_function(Graph& graph) {
+  auto part = graph.copy();
+  if (part->outputs().size() != 1) {
+    Node* together = part->appendNode(part->createTuple(part->outputs()));
+    while (!part->outputs().empty()) {
+      part->eraseOutput(part->outputs().size() - 1);
+    }
+    part->registerOutput(together->output());
   }
-  Node* call =
-      owned_call(graph, std::make_unique<JointFunction>(program_of(graph), kName), kName, held_name());
-  become_call(graph, first, call);
-  return true;
+  make_part(*part);
+  auto made = std::make_unique<GraphFunction>(c10::QualifiedName(kName), std::move(part), nullptr);
+  keep_casts(*made);
+  return made;
 }
 
-std::vector<GraphPtr> packed_graphs(Code& code) {
-  static const auto fallback = c10::Symbol::attr("fallback");
-  std::vector<GraphPtr> found;
-  const auto add = [&found](const std::vector<GraphPtr>& more) {
-    found.insert(found.end(), more.begin(), more.end());
-  };
-  const auto& nodes = code.instructions_source();
-  const auto own =
-      std::find_if(nodes.begin(), nodes.end(), [](const Node* node) { return node != nullptr; });
-  if (own == nodes.end()) {
-    return found;
+void make_part(Graph& graph) {
+  if (!graph.inputs().empty()) {
+    graph.inputs()[0]->setDebugName(kPart);
   }
-  for (const Node* node : all_nodes(*(*own)->owningGraph())) {  // our fallbacks are in this copy only
-    if (JointFunction* function = owned_by<JointFunction>(node, held_name())) {
-      add(function->packed());
-    }
-    if (node->kind() == c10::prim::Constant && node->hasAttribute(fallback)) {
-      const auto type = node->output()->type()->cast<c10::FunctionType>();
-      auto* function = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr;
-      if (function != nullptr && function->get_executor().isOptimized()) {
-        torch::jit::GraphExecutorState state = function->get_executor().getDebugState();
-        for (auto& [spec, plan] : state.execution_plans) {
-          add(packed_graphs(plan.code));
-        }
-      }
-    }
-  }
-  return found;
+}
+
+bool is_part(const Graph& graph) {
+  return graph.inputs().empty() || graph.inputs()[0]->debugNameBase() == kPart;
 }
 
 bool is_joint(const Node& differentiable) {

@@ -3,6 +3,7 @@
 
 #include "group/group.h"
 #include "torchscript/hooks.h"
+#include "torchscript/joint_function.h"
 #include "torchscript/nodes.h"
 
 #include <ATen/OpMathType.h>
@@ -60,6 +61,7 @@ Operation make_guard(const Node* node) {
               " types");
   for (const auto& [call, fallback] : fallbacks(*node)) {
     keep_casts(*fallback);
+    make_part(*fallback->graph());
   }
   static const auto patterns = c10::Symbol::attr("patterns");
   return guard_operation(types, node->hasAttribute(patterns) ? node->i(patterns) : 0);
@@ -189,6 +191,13 @@ void inverse_order(Stack& stack) {
   torch::jit::push(stack, std::move(inverse));
 }
 
+// Whether there is a gradient. Torch would specialise a graph with its own ops for this to which gradients
+// there are, anew for each call with others than the one before.
+void is_given(Stack& stack) {
+  const bool given = torch::jit::pop(stack).toTensor().defined();
+  torch::jit::push(stack, given);
+}
+
 // The batch itself. While training, one with a single value a channel is an error, as it is for what the
 // program had in this place: "builtins.ValueError", with the sizes where the message has "{}".
 void checked_batch(Stack& stack) {
@@ -235,7 +244,9 @@ void register_operators() {
            batch_norm_result, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
            "tsfuser::checked_batch(Tensor(a) batch, bool training, str message, str error) -> Tensor(a)",
-           checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA)});
+           checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::is_given(Tensor gradient) -> bool", is_given,
+                            c10::AliasAnalysisKind::FROM_SCHEMA)});
   static const torch::jit::RegisterOperators layouts(
       {torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
                             c10::AliasAnalysisKind::FROM_SCHEMA),

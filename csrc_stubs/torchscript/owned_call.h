@@ -7,17 +7,49 @@
 #pragma once
 
 #include <ATen/core/function.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/qualified_name.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 namespace tsfuser {
 
-// A node that calls `function` with the graph's inputs. It stands nowhere yet.
+// Such a function: it runs some code in the frame of the interpreter that calls it.
+class OwnedFunction : public torch::jit::Function {
+ public:
+  using Run = c10::function_ref<void(const torch::jit::Code&)>;
+  OwnedFunction(std::string name, size_t inputs) : name_(std::move(name)), inputs_(inputs) {}
+
+  bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, Run run) override = 0;
+  using Function::call;
+  void run(torch::jit::Stack& stack) override {
+    call(stack, std::nullopt,
+         [&stack](const torch::jit::Code& code) { torch::jit::InterpreterState(code).run(stack); });
+  }
+  size_t num_inputs() const override { return inputs_; }
+  const c10::QualifiedName& qualname() const override { return name_; }
+  const c10::FunctionSchema& getSchema() const override {
+    static const c10::FunctionSchema schema("owned", "", {}, {}, /*is_vararg=*/true, /*is_varret=*/true);
+    return schema;
+  }
+  void ensure_defined() override {}
+  Function& setSchema(c10::FunctionSchema) override { return *this; }
+
+ private:
+  const c10::QualifiedName name_;
+  const size_t inputs_;
+};
+
+// A node that calls `function`. It stands nowhere yet.
 template <class Function>
 torch::jit::Node* owned_call(torch::jit::Graph& graph, std::unique_ptr<Function> function, const char* name,
-                             c10::Symbol attribute) {
+                             c10::Symbol attribute, at::ArrayRef<torch::jit::Value*> operands) {
   Function* held = function.release();
   const auto owner =
       at::from_blob(held, {0}, [](void* owned) { delete static_cast<Function*>(owned); }, at::kByte);
@@ -25,8 +57,8 @@ torch::jit::Node* owned_call(torch::jit::Graph& graph, std::unique_ptr<Function>
   constant->s_(c10::attr::name, name);
   constant->output()->setType(c10::FunctionType::create(held));
   torch::jit::Node* call = graph.create(c10::prim::CallFunction, {constant->output()}, 1);
-  for (torch::jit::Value* input : graph.inputs()) {
-    call->addInput(input);
+  for (torch::jit::Value* operand : operands) {
+    call->addInput(operand);
   }
   call->t_(attribute, owner);
   return call;

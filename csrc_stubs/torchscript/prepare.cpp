@@ -16,7 +16,7 @@
 #include "torchscript/prepare.h"
 #include "graph/memory.h"
 #include "group/failures.h"
-#include "torchscript/joint_function.h"
+#include "torchscript/joint_program.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/graph_snapshot.h"
 #include "torchscript/counts.h"
@@ -116,8 +116,8 @@ void prepare_for_profiling(Graph& graph, const Node* first) {
     if (settle_branches(graph, first)) {
       return;  // what the graph runs is prepared when torch profiles that
     }
-    running = "joint_function";
-    if (call_joint_function(graph, first)) {
+    running = "joint_program";
+    if (call_joint_program(graph, first)) {
       return;
     }
     for (const Step& step : kSteps) {

@@ -3,6 +3,7 @@
 #include "group/failures.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
+#include "torchscript/joint_program.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 
@@ -150,8 +151,10 @@ std::shared_ptr<Graph> noting(Graph& graph) {
   auto copy = graph.copy();
   torch::jit::ProfilingRecord::removeProfilingNodes(copy->block());
   std::vector<Node*> branches = branches_of(*copy);
-  if (std::none_of(branches.begin(), branches.end(),
-                   [](Node* branch) { return parts_groups(branch) || decides(branch); })) {
+  const bool parts = takes_joint_functions(graph);  // each branch ends a region
+  if (branches.empty() || (!parts && std::none_of(branches.begin(), branches.end(), [](Node* branch) {
+        return parts_groups(branch) || decides(branch);
+      }))) {
     return nullptr;
   }
   branch_on_rates(*copy, branches);

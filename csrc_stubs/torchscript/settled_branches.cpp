@@ -162,7 +162,7 @@ SettledBranches* SettledBranches::of(const Node* node) {
 }
 
 Node* SettledBranches::call_of(const std::shared_ptr<Graph>& settled, Graph& graph) {
-  return owned_call(graph, std::make_unique<SettledBranches>(settled), kName, held_name());
+  return owned_call(graph, std::make_unique<SettledBranches>(settled), kName, held_name(), graph.inputs());
 }
 
 size_t SettledBranches::Hash::operator()(const Words& words) const {

@@ -3,17 +3,25 @@
 import pytest
 import torch
 
-from kit.joint_measures import PROGRAMS, encoder, joint, operands, scripted
+from kit.joint_measures import PROGRAMS, classify, encoder, joint, operands, scripted
 from tsfuser import _C
 
 pytestmark = pytest.mark.graphs
 
 
+#: Where scripted training is ahead on CUDA, and why: it saves 8,144 bytes less of the encoder; ten kernels
+#: of torch add up the gradient of `table[index]`.
+_BEHIND_ON_CUDA = {
+    encoder: "seeds of dropouts instead of masks are not ported",
+    classify: "the gradient of an index in a group is not ported",
+}
+
+
 @pytest.fixture(autouse=True)
 def _known(request):
-    """On CUDA scripted training saves 8,144 bytes less of the encoder: seeds of dropouts instead of masks."""
-    if request.getfixturevalue("program") is encoder and request.getfixturevalue("device") == "cuda":
-        request.applymarker(pytest.mark.xfail(strict=False, reason="dropout seeds are not ported"))
+    reason = _BEHIND_ON_CUDA.get(request.getfixturevalue("program"))
+    if reason and request.getfixturevalue("device") == "cuda":
+        request.applymarker(pytest.mark.xfail(strict=False, reason=reason))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)

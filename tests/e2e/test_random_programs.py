@@ -6,12 +6,13 @@ import torch
 
 from kit import random_jobs
 from kit.random_compare import compare, expectation
-from kit.random_families import FIRST, features_of
+from kit.random_families import FEATURES, FIRST, features_of
 from kit.random_inputs import Input
 from kit.random_jobs import Job, run_jobs
 from kit.random_ops import Statement
 from kit.random_outcome import RAISED, incoming
 from kit.random_programs import prepared, sweep
+from kit.random_runs import epsilons
 from kit.random_scripted import execute
 from kit.random_shrink import script_of, shrink
 from kit.random_world import Program, generate
@@ -146,6 +147,12 @@ def test_the_gradient_of_a_batch_norm_is_right_where_eagers_is_not():
     (right,) = torch.autograd.grad(result, x, incoming(result))
     torch.testing.assert_close(wanted, right)
     assert (eager - wanted).abs().max() > 0.1 and allowed > 0.1
+
+
+def test_statistics_are_rounded_though_here_their_mean_is_exact_by_chance():
+    """Seed 400579's call 1 on a GPU: the running mean had another last bit."""
+    program = generate(400579, features_of(400579, FEATURES))
+    assert not {"m", "r"} & epsilons(program, 1)[1]
 
 
 def test_a_product_that_overflows_on_the_way_may_be_anything():

@@ -16,7 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.random_outcome import RAISED, REFUSED, saved_copies, wide_of
-from kit.random_world import epsilons, noisy, run_plain
+from kit.random_runs import epsilons, noisy, refusals
+from kit.random_world import run_plain
 from kit.support import EPSILON
 
 TRIALS = 3  # runs with noise
@@ -30,7 +31,8 @@ def expectation(program, call, device, trials=TRIALS):
     where eager's results are not finite, and the program has no special values."""
     plain, found = run_plain(program, call, device), {}
     if any(name.startswith(REFUSED) for name in plain):
-        return {name: (true, true, None) for name, true in plain.items()}
+        true = torch.tensor(True)
+        return dict.fromkeys((*plain, *refusals(program, call, device)), (true, true, None))
     if "prod(" in program.source() and _has_large_products(program, call, device):
         raise ValueError("a product may overflow on the way, or not, by its order")
     if RAISED in plain or (program.written and RAISED in noisy(program, call, saving=contextlib.nullcontext)):
@@ -171,10 +173,13 @@ def compare(actual, expected):
 
 def differences(actual, expected, free=frozenset()):
     """Name -> what is wrong with it; "" stands for which tensors share memory. A backward that may raise
-    does, or gives the gradients of what was computed. `free`: names of tensors that may have any strides."""
+    does, or gives the gradients of what was computed. A call that eager rejects raises what eager says, of
+    that op or of another one. `free`: names of tensors that may have any strides."""
     if RAISED in expected:
         left_out = "gradient" if RAISED in actual else RAISED
         expected = {name: wanted for name, wanted in expected.items() if not name.startswith(left_out)}
+    if raised := [name for name in actual if name.startswith(REFUSED) and name in expected]:
+        expected = {name: expected[name] for name in raised}
     found = {name: f"{name} is not there in eager" for name in actual if name not in expected}
     for name, wanted in expected.items():
         what = (

@@ -117,7 +117,11 @@ _WRITES = (
     "{out}.masked_fill_({out} == {out}, 0.25)", "{out}[0] = 5", "{out}.neg_()", "{out}.copy_({out} * 2 + 1)",
     "{out}.sub_(1.5)", "{out}.relu_()", "{out}.clamp_(-1, 1)", "{out}[..., 0] = 1.5",
 )  # fmt: skip
-_AFTER = ("", "", "{out} = {out} - {0}", "{out} = {0} * 0.5", "{out} = {out} + {0}.sum()")
+#: All of them read what was written: torch, with no fuser too, drops a write to what a loop gives as dead
+#: code if nothing reads that.
+_AFTER = (
+    "", "", "{out} = {out} - {0}", "{out} = {0} * 0.5 + {out}.sum() * 0.125", "{out} = {out} + {0}.sum()",
+)  # fmt: skip
 
 
 def loop(rng, operands, tensor):

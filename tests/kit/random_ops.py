@@ -31,6 +31,10 @@ class Statement:
         """`out`: the name of the result, which only statements of several lines have in them."""
         return self.template.format(*self.operands, out=out)
 
+    def used(self):
+        """The operands that stand in the text."""
+        return [o for k, o in enumerate(self.operands) if f"{{{k}}}" in self.template]
+
     def lines(self, name):
         """What stands in the program."""
         text = self.text(name)

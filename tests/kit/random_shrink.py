@@ -85,10 +85,6 @@ def _of(changes, calls):
     return tuple(changes[k] for k in calls) if changes else ()
 
 
-def _used(st):
-    return [o for k, o in enumerate(st.operands) if f"{{{k}}}" in st.template]
-
-
 def _without(program, k):
     """The program without statement `k`, its readers taking one of its operands instead."""
     name, st = program.statements[k]
@@ -96,7 +92,7 @@ def _without(program, k):
     if not name:
         yield replace(program, statements=rest)
         return
-    for other in dict.fromkeys(_used(st)):
+    for other in dict.fromkeys(st.used()):
         swap = lambda o: other if o == name else o
         moved = tuple((n, replace(s, operands=tuple(map(swap, s.operands)))) for n, s in rest)
         results = tuple(dict.fromkeys(r for r in map(swap, program.results) if r.startswith("v")))
@@ -108,7 +104,7 @@ def _pruned(program):
     needed, kept = set(program.results), []
     for name, st in reversed(program.statements):
         if not name or name in needed or st.kind == "writing":
-            needed.update(_used(st))
+            needed.update(st.used())
             kept.append((name, st))
     return replace(program, statements=tuple(reversed(kept)))
 

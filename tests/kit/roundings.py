@@ -117,11 +117,11 @@ def _of_product_and_sum(func, args, kwargs, outs):
 
 
 def _of_logsumexp(func, args, kwargs, outs):
-    return [args[0].abs().amax(*args[1:])]
+    return [args[0].abs().amax(*args[1:])] if args[0].numel() else []
 
 
 def _of_log_softmax(func, args, kwargs, outs):
-    return [args[0].abs().amax(args[1], True)]
+    return [args[0].abs().amax(args[1], True)] if args[0].numel() else []
 
 
 def _of_softmax_backward(func, args, kwargs, outs):

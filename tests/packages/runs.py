@@ -77,7 +77,7 @@ def unfused():
 
 def run(found: Copies, way: Way, program: Program, device: str, record: Record, sizes=None) -> None:
     """Each size several times, as what is fused depends on how often a function was called."""
-    in_double = program.chooses and found.fused.training
+    in_double = program.chooses and found.plain.training  # a frozen module has no such attribute
     for module in (found.fused, found.plain) if in_double else ():
         module.double()
         record.precision = torch.float32

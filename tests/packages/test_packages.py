@@ -15,16 +15,17 @@ import tsfuser
 pytestmark = pytest.mark.usefixtures("fused_or_error")
 
 
-def scripted(program):
-    """The scripted module with the methods that some ways call. It shares its class with no other."""
+def scripted(program, place):
+    """The scripted module with the methods that some ways call. It shares its class with no other. It is made
+    on its device, as a trace holds devices."""
     torch.jit._recursive.concrete_type_store.type_store.clear()
-    return ways.with_methods(program.script(program.build().eval()), program)
+    return ways.with_methods(program.script(program.build().eval().to(place)), program)
 
 
 @functools.cache
-def scripted_once(name):
+def scripted_once(name, place):
     """For copies by way of a file."""
-    return scripted(zoo.by_name(name))
+    return scripted(zoo.by_name(name), place)
 
 
 @pytest.fixture
@@ -53,9 +54,9 @@ def of_programs(condition=lambda program: True):
 
 def found(program, place, train=False):
     make = (
-        functools.partial(scripted_once, program.name)
+        functools.partial(scripted_once, program.name, place)
         if program.loads
-        else functools.partial(scripted, program)
+        else functools.partial(scripted, program, place)
     )
     made = copies(make, program, place)
     for module in (made.fused, made.plain, made.exact):

@@ -36,6 +36,7 @@ from .fusion import (
 )
 from .limits import Limit
 from .lookups import looked_up
+from .only_terms import only_term
 from .promotion import result_type
 from .rematerialize import rematerialized
 from .result_layouts import ResultLayouts
@@ -203,12 +204,25 @@ class Builder(ResultLayouts):
                 kept.append(axis)
             elif keepdim if isinstance(keepdim, int) else d in keepdim:
                 kept.append(None)
+        if combine == "sum" and len(axes) == 1 and dtype.is_floating:
+            if (term := only_term(self, operand, axes[0])) is not None:
+                return self._sum_of(name, *term, axes[0], dtype, kept)
         output = self.new(name, dtype, kept)
         symbol = "zero_or_nan" if combine == "squares" else "copy"
         if combine == "sum" and dtype.is_floating:
             symbol = "without_minus_zero"
         copy = Pointwise(name, symbol, (operand,), dtype.register, output)
         self.ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
+        return output
+
+    def _sum_of(
+        self, name: str, index: Value, element: Value, axis: Axis, dtype: DType, dims: Sequence[Axis | None]
+    ) -> Value:
+        """The sum over `axis` of what is `element` at one place of it, and else 0."""
+        here = self.pointwise("is_index", (index, self.extent(axis.extent)), BOOL, own_types=True)
+        output = self.new(name, dtype, dims)
+        operands = (here, self.cast(element, dtype), self.literal(0.0))
+        self.ops.append(Pointwise(name, "where", operands, None, output))
         return output
 
     def uniform(self, like: Value, dtype: DType = FLOAT) -> Value:

@@ -12,6 +12,8 @@ sizes. A result stays as it is if torch cannot run its op so, as where elements 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -37,16 +39,18 @@ from ..graph.wrapper import (
     schema,
 )
 from ..ir.dtypes import DTYPES
+from ..ops import without_row
 
 _UNPACK, _TO_TENSOR = "prim::ListUnpack", "prim::NumToTensor"
+_CHECKED = "tsfuser::checked_batch"  # its operand
 _USUAL = 64  # the size of a dim that is not known
 _UNKNOWN = object()
 
 
-def note_types(graph: Graph) -> None:
-    """Refines the types of tensors."""
+def note_types(graph: Graph, numbers: Sequence[Any] = ()) -> None:
+    """Refines the types of tensors. `numbers`: the inputs in that call, None where they are tensors."""
     with torch.no_grad():
-        _Call(graph).run()
+        _Call(graph).run(numbers)
 
 
 def bytes_of(value: Value) -> int:
@@ -64,19 +68,21 @@ class _Call:
         self._graph = graph
         self._known: dict[int, Any] = {}
 
-    def run(self) -> None:
-        for value in graph_inputs(self._graph):
-            self._known[value.unique()] = _like(value)
+    def run(self, numbers: Sequence[Any]) -> None:
+        for value, number in zip_longest(graph_inputs(self._graph), numbers):
+            self._known[value.unique()] = _like(value) if number is None else number
         for node in nodes_in(self._graph):
             made = self._results(node)
             for value, result in zip(outputs(node), made):
                 if is_tensor(value) and isinstance(result, torch.Tensor) and result.is_meta:
-                    _note(value, result, common_device(node, Knowledge()))
+                    _note(value, result, _device(node))
                     result = _like(value)
                 self._known[value.unique()] = result
 
     def _results(self, node: Node) -> list[Any]:
         made = outputs(node)
+        if node.kind() in without_row.RANK_BY_SIZES:
+            return [_like(v) if is_tensor(v) else _UNKNOWN for v in made]
         if node.kind() == CONSTANT:
             found = made[0].toIValue() if made[0].type().kind() != "NoneType" else None
             is_large = isinstance(found, torch.Tensor) and found.dim()
@@ -100,6 +106,8 @@ def _ran(node: Node, given: list[Any]) -> Any:
         return given
     if kind == _UNPACK:
         return given[0]
+    if kind == _CHECKED:
+        return given[0]
     if kind == _TO_TENSOR:
         return torch.tensor(given[0])
     if kind in OPERATIONS and not any(isinstance(g, torch.Tensor) for g in given):
@@ -109,6 +117,13 @@ def _ran(node: Node, given: list[Any]) -> Any:
     space, _, name = kind.partition("::")
     op = getattr(getattr(torch.ops, space), name)
     return op(**dict(zip(found.arguments, given)))
+
+
+def _device(node: Node) -> str | None:
+    """That of the results; items of a list have that of the operands of what made the list."""
+    if node.kind() == _UNPACK and node.inputsAt(0).node().kind() != LIST:
+        node = node.inputsAt(0).node()
+    return common_device(node, Knowledge())
 
 
 def _is_number(given: list[Any]) -> bool:

@@ -41,6 +41,7 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
 )
+from .behind import leave_behind
 from .divide import Copy, Cut, part
 from .expansions import expand
 from .passes import divide
@@ -53,7 +54,7 @@ from .terms import DTYPE_NUMBERS, Term, Writer
 PACKED = "prim::DifferentiableGraph"
 #: Of the first input of the graphs inside, which are not packed once more.
 _NAME = "joint_input"
-_ANY, _SIZE = "prim::AutogradAnyNonZero", "aten::size"
+_GIVEN, _SIZE = "tsfuser::is_given", "aten::size"
 _BOOL, _INTS = torch._C.BoolType.get(), torch._C.ListType(torch._C.IntType.get())
 
 
@@ -62,23 +63,18 @@ def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False) -> Gra
     for node in nodes_in(graph):
         if effect(node) != PURE and not secretly_written(node):
             raise Refusal(f"{node.kind()} does more than it returns")
+    expand(graph)
+    behind = leave_behind(graph)
     joint = reverse(graph, wanted)
     if not joint.asked or not joint.differentiated:
         raise Refusal("no result has a gradient that an input wants")
-    _check_results(Roles(joint))
     parts, again = _again(_with_sizes(divide(joint, keep_inputs)), wanted)
-    return _packed(parts, again, _backward(parts, again))
-
-
-def _check_results(roles: Roles) -> None:
-    """Results must not share memory: autograd has to be on where views are made."""
-    for value in roles.results:
-        if not is_tensor(value):
-            raise Refusal("a result is no tensor")
-        if value.node().kind() == "prim::Param" or roles.roots(value) != {value.unique()}:
-            raise Refusal("a result may be a view, or an input")
-    if len({v.unique() for v in roles.results}) < len(roles.results):
-        raise Refusal("a result is returned twice")
+    packed = _packed(parts, again, _backward(parts, again))
+    behind.write(packed)
+    if len(graph_outputs(packed)) != 1:
+        packed.makeMultiOutputIntoTuple()
+    torch._C._jit_pass_erase_shape_information(packed)
+    return packed
 
 
 def _with_sizes(parts: Cut) -> Cut:
@@ -183,8 +179,8 @@ def _backward(parts: Cut, again: Cut) -> Graph:
     given = _Given(gradients, saved + kept, places, sizes)
     end = graph.return_node()
     on = _flag(graph, end, "aten::is_grad_enabled", [])
-    if moving := [gradients[i] for i in again.asked if i not in parts.asked]:
-        on = _flag(graph, end, "aten::__or__", [on, _flag(graph, end, _ANY, moving)])
+    for moving in (gradients[i] for i in again.asked if i not in parts.asked):
+        on = _flag(graph, end, "aten::__or__", [on, _flag(graph, end, _GIVEN, [moving])])
     choice = graph.create("prim::If", [on], len(parts.differentiated)).insertBefore(end)
     for way in (again, parts):
         _write_way(graph, choice.addBlock(), way, given, made)
@@ -212,7 +208,7 @@ def _write_way(graph: Graph, block: Block, way: Cut, given: _Given, made: list[V
 
 def _or_zeros(graph: Graph, place: Node, given: _Given, number: int, result: Value) -> Value:
     """The gradient of an output of the forward; zeros if there is none."""
-    is_there = _flag(graph, place, _ANY, [given.gradients[number]])
+    is_there = _flag(graph, place, _GIVEN, [given.gradients[number]])
     choice = graph.create("prim::If", [is_there], 1).insertBefore(place)
     choice.output().setType(result.type())
     choice.addBlock().registerOutput(given.gradients[number])
@@ -220,6 +216,8 @@ def _or_zeros(graph: Graph, place: Node, given: _Given, number: int, result: Val
     writer.place = missing.returnNode()
     if number in given.sizes:
         dtype, device, _ = facts(result.type())
+        if dtype is None or device is None:
+            raise Refusal("a result has no known dtype")
         zeros = writer(
             "aten::zeros",
             Term(writer, given.sizes[number]),
@@ -251,7 +249,6 @@ def _packed(parts: Cut, again: Cut, backward: Graph) -> Graph:
     node.is_("df_input_captured_inputs", list(parts.saved_inputs))
     node.is_("df_input_captured_outputs", list(parts.saved_outputs))
     node.is_("df_output_vjps", list(parts.differentiated))
-    torch._C._jit_pass_erase_shape_information(graph)
     return graph
 
 

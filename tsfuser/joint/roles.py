@@ -134,9 +134,8 @@ def _copies(node: Node) -> bool:
     found, operand, result = row_of(node), node.inputsAt(0), node.outputsAt(0)
     if found is None or not is_tensor(operand) or not is_tensor(result):
         return False
-    before, after = facts(operand.type()), facts(result.type())
-    if (before.dtype, before.device) != (after.dtype, after.device):
-        return not found[0].is_view
+    if retypes(node):
+        return True
     (sizes, strides), (wanted, steps) = shape(operand), shape(result)
     if sizes is None or wanted is None:
         return False
@@ -145,6 +144,15 @@ def _copies(node: Node) -> bool:
     if found[0].sizes == "first":
         return any(size != 1 and a != b for size, a, b in zip(sizes, strides, steps))
     return not found[0].is_view and sizes != wanted
+
+
+def retypes(node: Node) -> bool:
+    """Whether a node that may give a view makes a tensor of another dtype or device, which is new."""
+    found, operand, result = row_of(node), node.inputsAt(0), node.outputsAt(0)
+    if found is None or found[0].is_view or not is_tensor(operand) or not is_tensor(result):
+        return False
+    before, after = facts(operand.type()), facts(result.type())
+    return (before.dtype, before.device) != (after.dtype, after.device)
 
 
 def _can_be_viewed(sizes: list[int], strides: list[int], wanted: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Losses of class indices: of each row of log-probabilities the element of its class.
+"""Losses of class indices: of each row of log-probabilities the element of its class; and their gradient.
 
 In: log-probabilities x[N, C] or x[N, C, ...], classes t[N, ...] and perhaps a weight for each class. Out: the
 losses, their sum, or their mean. Example:
@@ -7,6 +7,11 @@ losses, their sum, or their mean. Example:
 
 Where a class is `ignore_index`, both sums leave the row out, and nobody asks whether it is in range. A
 log_softmax before it is not stored: the group computes that of the classes alone (ir/lookups.py).
+
+The gradient is 0, but for one element of each row, so its sum over a row, which the gradient of log_softmax
+asks for, is that element (ir/only_terms.py):
+
+    nll_loss_backward(g, [2, 3], t=[2, 0], ...) = [[0, 0, -g], [-g, 0, 0]]
 """
 
 from __future__ import annotations
@@ -16,9 +21,11 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, INT64
 from ..ir.fusion import Value
+from ..ir.windows import position
 from .reduction import narrow
 from .softmax import log_softmax
 from .table import FLOATING, composite
+from .views import unsqueezed
 
 NONE, MEAN, SUM = range(3)  # reductions
 
@@ -99,3 +106,39 @@ def cross_entropy_loss(
     """`nll_loss` of `log_softmax`, of class indices, without label smoothing"""
     _check(b, self, target, weight)
     return _loss(b, log_softmax(b, self, 1), target, weight, reduction, ignore_index)[0]
+
+
+@composite("tsfuser::nll_loss_backward", dtypes=FLOATING, sizes="own", places="target", symbolic=("sizes",))
+def nll_loss_backward(
+    b: Builder, gradient, sizes: list, target, weight, reduction: int, ignore_index: int, total_weight
+) -> Value:
+    """The gradient of `nll_loss` for log-probabilities of these sizes"""
+    rows = (sizes[0], *sizes[2:])
+    if target.dtype is not INT64 or len(target.dims) != len(rows):
+        raise Refusal("the gradient of a loss of classes that are not one int64 for each row")
+    given = [(b.sizes(target), rows), (b.sizes(gradient), rows if reduction == NONE else ())]
+    if weight is not None:
+        given.append((b.sizes(weight), (sizes[1],)))
+    for found, wanted in given:
+        if len(found) != len(wanted) or not all(b.call.decide(sz.eq(x, y)) for x, y in zip(found, wanted)):
+            raise Refusal("the gradient of a loss of other sizes is an error in eager")
+    register, zero, rank = gradient.dtype.register, b.literal(0.0), len(sizes)
+    counts = b.pointwise("ne", (target, b.literal(ignore_index)), BOOL, own_types=True)
+    counts, target = unsqueezed(b, counts, 1), unsqueezed(b, target, 1)
+    by_class = gradient
+    if reduction == MEAN:
+        by_class = b.pointwise("div", (gradient, total_weight), register)
+    by_class = b.pointwise("neg", (by_class,), register)
+    if reduction == NONE:
+        by_class = unsqueezed(b, by_class, 1)
+    if weight is not None:
+        for _ in range(rank - 2):
+            weight = unsqueezed(b, weight, len(weight.dims))
+        by_class = b.pointwise("mul", (by_class, weight), register)
+    by_class = b.pointwise("where", (counts, by_class, zero), register, own_types=True)
+    classes = sz.as_size(sizes[1])
+    axis = None if b.call.decide(sz.eq(classes, 1)) else b.fresh_axis(classes)
+    place = position(b, [None, axis, *[None] * (rank - 2)], 1) if axis is not None else b.literal(0)
+    here = b.pointwise("eq", (target, place), BOOL, own_types=True)
+    found = b.pointwise("where", (here, by_class, zero), register, own_types=True, name="nll_loss_backward")
+    return b.contiguous(narrow(b, "nll_loss_backward", found, gradient.dtype))

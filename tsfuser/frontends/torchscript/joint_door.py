@@ -1,71 +1,92 @@
 """Scripted training by joint graphs: experimental, where PYTORCH_NVFUSER_ENABLE asks for `joint_graph`.
 
-In: the graph of a function, whose inputs have the types of a call, and which of them require a gradient. Out:
-the graph that such calls run, one `prim::DifferentiableGraph`; None where the function stays with torch's
-autodiff, and the log `partition` says why (csrc_stubs/torchscript/joint_function.h).
+In: a program, which gets regions (tsfuser/joint/regions.py); then the graph of a region, whose inputs have
+the types of a call, and which of them require a gradient. Out: the graph that such calls run, with a
+`prim::DifferentiableGraph`; None where the region stays with torch's autodiff, and the log `partition` says
+why (csrc_stubs/torchscript/joint_function.h).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from ... import _C, log, options
 from ...errors import Refusal
+from ...graph.effects import remove_dead_code
 from ...graph.functionalize import functionalize
 from ...graph.passes import no_collection
 from ...graph.types import infer_missing_types
 from ...graph.wrapper import (
     Graph,
     Node,
+    all_blocks,
     constant_before,
     graph_inputs,
-    graph_outputs,
     insert,
+    is_tensor,
     nodes_of,
-    nodes_with_blocks,
+    nodes_without_types,
     outputs,
+    schema,
 )
 from ...joint.example_types import note_types
 from ...joint.packing import pack
+from ...joint.regions import outline
 from ...planning import failures
 
 _CHUNK = "prim::ConstantChunk"
-_TAKEN = frozenset(("TensorType", "IntType", "FloatType", "BoolType"))
 
 
-def joint_graph(graph: Graph, wanted: Sequence[bool]) -> Graph | None:
-    """The packed graph. `graph` is changed."""
+def regions(graph: Graph) -> Graph | None:
+    """The program with regions; None where it has none. `graph` is changed."""
+    return _guarded("joint_regions", graph, lambda: _regions(graph))
+
+
+def joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph | None:
+    """The packed graph. `graph` is changed. `numbers`: what its inputs are in the call, None for tensors."""
+    return _guarded("joint_graph", graph, lambda: _joint_graph(graph, wanted, numbers))
+
+
+def _guarded(name: str, graph: Graph, make: Callable[[], Graph | None]) -> Graph | None:
     try:
         with no_collection():
-            return _joint_graph(graph, wanted)
+            return make()
     except Refusal as refusal:
         log.write("partition", f"training is left to torch's autodiff: {refusal}", "")
     except Exception as error:
-        failures.gave_up("joint_graph", error, failures.line_of(graph))
+        failures.gave_up(name, error, failures.line_of(graph))
     return None
 
 
-def _joint_graph(graph: Graph, wanted: Sequence[bool]) -> Graph:
+def _regions(graph: Graph) -> Graph | None:
     _C.plain_forms(graph)
-    given = [v.type().kind() for v in graph_inputs(graph)]
-    if not _TAKEN.issuperset(given):
-        raise Refusal("an input is no tensor or number")
-    (result,) = graph_outputs(graph)
-    is_tuple = result.type().kind() == "TupleType"
-    torch._C._jit_pass_lower_all_tuples(graph)
-    for node in nodes_of(graph, (_CHUNK,)):
-        _write_chunk(graph, node)
+    for block in all_blocks(graph):
+        for node in nodes_of(block, (_CHUNK,)):
+            _write_chunk(graph, node)
+    functionalize(graph)
+    remove_dead_code(graph)
+    return graph if outline(graph) else None
+
+
+def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
+    _check_dtypes(graph)
     functionalize(graph)
     infer_missing_types(graph)
-    if nodes_with_blocks(graph):
-        raise Refusal("it has branches or loops")
-    note_types(graph)
-    packed = pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"))
-    if is_tuple:
-        packed.makeMultiOutputIntoTuple()
-    return packed
+    note_types(graph, numbers)
+    if nodes_without_types(graph):
+        infer_missing_types(graph)
+    return pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"))
+
+
+def _check_dtypes(graph: Graph) -> None:
+    """Types of results must not depend on numbers, which other calls have others of."""
+    for use in (use for value in graph_inputs(graph) if not is_tensor(value) for use in value.uses()):
+        found = schema(use.user)
+        if found is not None and found.arguments[use.offset] == "dtype":
+            raise Refusal("a dtype is computed elsewhere")
 
 
 def _write_chunk(graph: Graph, node: Node) -> None:

@@ -23,8 +23,9 @@ for _kind in ("mse_loss", "smooth_l1_loss", "huber_loss"):
 
 @rule("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def nll_loss(grad, self, target, weight, reduction, ignore_index, results):
-    kind = "aten::nll_loss_backward" if self.facts.rank != 4 else "aten::nll_loss2d_backward"
-    return grad.writer(kind, grad, self, target, weight, reduction, ignore_index, results[1])
+    """It reads nothing of the log-probabilities but their sizes."""
+    more = (target, weight, reduction, ignore_index, results[1])
+    return grad.writer("tsfuser::nll_loss_backward", grad, self.sizes, *more)
 
 
 @rule("aten::binary_cross_entropy", of="self target", broadcasts=True)

@@ -63,6 +63,8 @@ def decompositions() -> dict[Any, Callable]:
     found[torch.ops.aten.smooth_l1_loss_backward.default] = partial(
         _tried, in_arithmetic_dtype(_smooth_l1_loss_backward)
     )
+    found[torch.ops.aten.nll_loss_backward.default] = _nll_loss_backward
+    found[torch.ops.aten.nll_loss2d_backward.default] = _nll_loss_backward
     found[torch.ops.aten.convolution.default] = _bias_added
     found[torch.ops.aten.convolution_backward.default] = _bias_summed
     found[torch.ops.aten.embedding_dense_backward.default] = embedding_backward
@@ -96,6 +98,13 @@ def _bias_summed(gradient, input, weight, bias_sizes, *others):
     backward = torch.ops.aten.convolution_backward.default
     found = backward(gradient, input, weight, bias_sizes, *choices, [*wanted[:2], False])
     return found[0], found[1], torch.ops.aten.sum.dim_IntList(gradient, [0, *range(2, gradient.dim())])
+
+
+def _nll_loss_backward(gradient, self, target, *others):
+    """Of `self` it reads the sizes only: as numbers, so that no log-probabilities are saved for them."""
+    if self.dim() not in (2, 4) or target.dtype != torch.int64:
+        return NotImplemented
+    return torch.ops.tsfuser.nll_loss_backward(gradient, self.shape, target, *others)
 
 
 def _smooth_l1_loss_backward(gradient, input, target, reduction, beta):

@@ -1,0 +1,225 @@
+// Programs whose regions joint graphs differentiate. See joint_program.h.
+
+#include "torchscript/joint_program.h"
+#include "call/arguments.h"
+#include "group/failures.h"
+#include "torchscript/counts.h"
+#include "torchscript/hooks.h"
+#include "torchscript/joint_function.h"
+#include "torchscript/nodes.h"
+#include "torchscript/prepare.h"
+#include "torchscript/settled_branches.h"
+
+#include <c10/core/GradMode.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/runtime/profiling_record.h>
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <set>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Code;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Stack;
+using GraphPtr = std::shared_ptr<Graph>;
+
+constexpr const char* kName = "joint_program";
+
+std::atomic<bool> switched_on{false};
+
+c10::Symbol held_name() {
+  static const auto name = c10::Symbol::attr("joint_program");
+  return name;
+}
+
+// What stands between ops of one run without need: branches that raise, counters of batch norms, ops in
+// place.
+void join_runs(GraphPtr& graph) {
+  const Node* first = *graph->nodes().begin();
+  leave_checked_branches(*graph, first);
+  fold_products(*graph, first);
+  check_batches(*graph, first);
+  defer_counts(*graph, first);
+  make_functional(*graph, first);
+  torch::jit::ConstantPropagation(graph);
+  torch::jit::LowerSimpleTuples(graph);
+}
+
+// Has readers of the node's results read `result`, or its items where it is a tuple.
+void replace_by_items(Node* node, torch::jit::Value* result) {
+  if (node->outputs().size() == 1) {
+    result->setType(node->output()->type());
+    node->output()->replaceAllUsesWith(result);
+    return;
+  }
+  const auto types = fmap(node->outputs(), [](torch::jit::Value* value) { return value->type(); });
+  result->setType(c10::TupleType::create(types));
+  Node* items = node->owningGraph()->createTupleUnpack(result)->insertBefore(node);
+  for (size_t i = 0; i < types.size(); ++i) {
+    node->output(i)->replaceAllUsesWith(items->output(i));
+  }
+}
+
+// Calls in the places of `tsfuser::joint_region` nodes, which Python has made.
+void call_regions(Graph& graph) {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::joint_region");
+  Walk walk(graph);
+  for (Node* node : walk) {
+    if (node->kind() != kind) {
+      continue;
+    }
+    Node* call = region_call(graph, node->g(c10::attr::Subgraph), node->inputs());
+    call->insertBefore(node);
+    call->input(0)->node()->insertBefore(call);
+    call->copyMetadata(node);
+    replace_by_items(node, call->output());
+    walk.destroy(node);
+  }
+}
+
+GraphPtr outlined(Graph& graph) {
+  GraphPtr copy = graph.copy();
+  join_runs(copy);
+  GraphPtr made;
+  with_callback(regions_callback(), "the program is no graph", [&](const py::object& outline) {
+    const py::object result = outline(copy);
+    if (!result.is_none()) {
+      made = result.cast<GraphPtr>();
+    }
+  });
+  if (made) {
+    call_regions(*made);
+  }
+  return made;
+}
+
+}  // namespace
+
+JointProgram::JointProgram(Graph& graph, GraphPtr outlined)
+    : OwnedFunction(kName, graph.inputs().size()),
+      plain_(plain_function(graph)),
+      outlined_(std::move(outlined)),
+      code_(std::make_unique<Code>(outlined_, kName)) {
+  std::set<AttributePath> found;
+  for (Node* node : all_nodes(*outlined_)) {
+    if (node->kind() == c10::prim::GetAttr && may_hold_tensors(node->output()->type())) {
+      if (auto path = path_of(node->output())) {
+        found.insert(std::move(*path));
+      }
+    }
+  }
+  attributes_.assign(found.begin(), found.end());
+}
+
+JointProgram::~JointProgram() = default;
+
+bool JointProgram::may_record_gradients(at::ArrayRef<c10::IValue> arguments) const {
+  return c10::GradMode::is_enabled() && !refuse_mode() &&
+         (std::any_of(arguments.begin(), arguments.end(), requires_gradient) ||
+          std::any_of(attributes_.begin(), attributes_.end(), [&](const AttributePath& path) {
+            return requires_gradient(value_at(path, arguments));
+          }));
+}
+
+bool JointProgram::call(Stack& stack, std::optional<size_t> bail_out, Run run) {
+  if (may_record_gradients(torch::jit::last(stack, num_inputs()))) {
+    run(*code_);
+    return true;
+  }
+  return plain_->call(stack, bail_out, run);
+}
+
+std::vector<GraphPtr> JointProgram::packed() const {
+  std::vector<GraphPtr> found;
+  for (const Node* node : all_nodes(*outlined_)) {
+    if (const JointFunction* region = region_of(node)) {
+      const auto more = region->packed();
+      found.insert(found.end(), more.begin(), more.end());
+    }
+  }
+  return found;
+}
+
+bool use_joint_functions(bool on) { return switched_on.exchange(on); }
+
+bool takes_joint_functions(const Graph& graph) { return switched_on.load() && !is_part(graph); }
+
+void leave_to_autodiff(const Node& differentiable) {
+  if (switched_on.load()) {
+    make_part(*differentiable.g(c10::attr::Subgraph));
+    make_part(*differentiable.g(c10::attr::ReverseSubgraph));
+  }
+}
+
+bool call_joint_program(Graph& graph, const Node* first) {
+  if (!takes_joint_functions(graph) || !may_become_call(graph, first)) {
+    return false;
+  }
+  const GraphPtr program = graph.copy();
+  torch::jit::ProfilingRecord::removeProfilingNodes(program->block());
+  GraphPtr with_regions = outlined(*program);
+  if (!with_regions) {
+    make_part(graph);
+    return false;
+  }
+  auto function = std::make_unique<JointProgram>(*program, std::move(with_regions));
+  Node* call = owned_call(graph, std::move(function), kName, held_name(), graph.inputs());
+  become_call(graph, first, call);
+  return true;
+}
+
+std::vector<GraphPtr> packed_graphs(Code& code) {
+  static const auto fallback = c10::Symbol::attr("fallback");
+  std::vector<GraphPtr> found;
+  const auto add = [&found](const std::vector<GraphPtr>& more) {
+    found.insert(found.end(), more.begin(), more.end());
+  };
+  const auto add_of = [&add](torch::jit::GraphFunction& function) {
+    if (function.get_executor().isOptimized()) {
+      torch::jit::GraphExecutorState state = function.get_executor().getDebugState();
+      for (auto& [spec, plan] : state.execution_plans) {
+        add(packed_graphs(plan.code));
+      }
+    }
+  };
+  const auto& nodes = code.instructions_source();
+  const auto own =
+      std::find_if(nodes.begin(), nodes.end(), [](const Node* node) { return node != nullptr; });
+  if (own == nodes.end()) {
+    return found;
+  }
+  for (const Node* node : all_nodes(*(*own)->owningGraph())) {  // our fallbacks are in this copy only
+    if (const JointProgram* program = owned_by<JointProgram>(node, held_name())) {
+      add(program->packed());
+    }
+    if (const SettledBranches* settled = SettledBranches::of(node)) {
+      for (const SettledFunction& copy : settled->functions()) {
+        add_of(*copy.function);
+      }
+    }
+    if (node->kind() == c10::prim::Constant && node->hasAttribute(fallback)) {
+      const auto type = node->output()->type()->cast<c10::FunctionType>();
+      if (auto* function = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr) {
+        add_of(*function);
+      }
+    }
+  }
+  return found;
+}
+
+Callback& regions_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+}  // namespace tsfuser

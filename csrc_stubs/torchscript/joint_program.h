@@ -1,0 +1,64 @@
+// Programs whose regions joint graphs differentiate (joint_function.h).
+//
+// Before torch profiles a graph, it becomes one call of a function of ours, which holds it:
+//
+//     %y = prim::CallFunction(%program, %self, %x)
+//
+// A call that may record gradients runs the program with its regions outlined (tsfuser/joint/regions.py):
+//
+//     %w = prim::GetAttr[name="w"](%self);  %y = prim::CallFunction(%region, %x, %w)
+//
+// All other calls run the program's graph, as if we were not here.
+//
+// Torch does not show us a graph whose ops all have formulas in its autodiff. Of that it makes
+// differentiable graphs; the check before such a one sends all calls to its fallback, which becomes such a
+// call in turn.
+#pragma once
+
+#include "torchscript/call_facts.h"
+#include "torchscript/owned_call.h"
+
+#include <ATen/core/stack.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace torch::jit {
+struct GraphFunction;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+class JointProgram final : public OwnedFunction {
+ public:
+  // `outlined`: the graph with regions.
+  JointProgram(torch::jit::Graph& graph, std::shared_ptr<torch::jit::Graph> outlined);
+  ~JointProgram() override;
+
+  bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, Run run) override;
+
+  // The graphs that were packed by now, of all regions.
+  std::vector<std::shared_ptr<torch::jit::Graph>> packed() const;
+
+ private:
+  bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
+
+  const std::unique_ptr<torch::jit::GraphFunction> plain_;
+  const std::shared_ptr<torch::jit::Graph> outlined_;
+  std::vector<AttributePath> attributes_;  // tensors of modules
+  std::unique_ptr<torch::jit::Code> code_;
+};
+
+// The step of torchscript/prepare.cpp, where it is switched on. Whether the graph is one node now.
+bool call_joint_program(torch::jit::Graph& graph, const torch::jit::Node* first);
+// Whether it is; returns the state before.
+bool use_joint_functions(bool on);
+// The packed graphs of the programs that optimised code calls, also behind checks of gradients.
+std::vector<std::shared_ptr<torch::jit::Graph>> packed_graphs(torch::jit::Code& code);
+// Whether the graph may become a call of such a program.
+bool takes_joint_functions(const torch::jit::Graph& graph);
+// The graphs inside of a differentiable graph of torch's autodiff become no such calls.
+void leave_to_autodiff(const torch::jit::Node& differentiable);
+
+}  // namespace tsfuser

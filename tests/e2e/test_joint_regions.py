@@ -1,0 +1,365 @@
+"""Programs in which joint graphs differentiate regions: modules, branches, loops, views, calls of Python."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import tsfuser
+from kit.support import fresh
+from tsfuser import _C
+from tsfuser.joint.packing import PACKED
+from tsfuser.joint.regions import REGION, outline
+
+
+@pytest.fixture(autouse=True)
+def joint_graphs():
+    before = _C.use_joint_functions(True)
+    yield
+    _C.use_joint_functions(before)
+
+
+def packed(scripted):
+    """How many differentiable graphs were made of its regions."""
+    state = scripted.get_debug_state()
+    graphs = [g for plan in state.execution_plans.values() for g in _C.joint_graphs(plan.code)]
+    return sum(len(graph.findAllNodes(PACKED, True)) for graph in graphs)
+
+
+# ---- the outline
+
+
+def outlined(text):
+    """The kinds of the nodes of a graph with regions, and of those in each region."""
+    graph = torch._C.parse_ir(text)
+    outline(graph)
+    kinds = [n.kind() for n in graph.nodes() if n.kind() != "prim::Constant"]
+    regions = [n.g("Subgraph") for n in graph.findAllNodes(REGION, True)]
+    return kinds, [[n.kind() for n in r.nodes() if n.kind() != "prim::Constant"] for r in regions]
+
+
+def test_a_region_ends_at_an_effect():
+    kinds, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %0 : Tensor = aten::mul(%x, %w)
+  %1 : Tensor = aten::sin(%0)
+  %p : Tensor = other::op(%1)
+  %2 : Tensor = aten::cos(%1)
+  %3 : Tensor = aten::exp(%2)
+  return (%3)""")
+    assert kinds == [REGION, "other::op", REGION]
+    assert regions == [["aten::mul", "aten::sin"], ["aten::cos", "aten::exp"]]
+
+
+def test_a_write_to_an_input_is_in_no_region():
+    kinds, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %one : int = prim::Constant[value=1]()
+  %0 : Tensor = aten::mul(%x, %w)
+  %1 : Tensor = aten::sin(%0)
+  %2 : Tensor = aten::add_(%x, %w, %one)
+  %3 : Tensor = aten::mul(%1, %x)
+  %4 : Tensor = aten::cos(%3)
+  return (%4)""")
+    assert kinds == [REGION, "aten::add_", REGION]
+    assert regions == [["aten::mul", "aten::sin"], ["aten::mul", "aten::cos"]]
+
+
+def test_what_reads_nothing_of_a_region_stays_before_it():
+    kinds, regions = outlined("""graph(%p : (Tensor, Tensor), %x : Tensor):
+  %0 : Tensor = aten::sin(%x)
+  %a : Tensor, %b : Tensor = prim::TupleUnpack(%p)
+  %1 : Tensor = aten::mul(%0, %a)
+  return (%1)""")
+    assert (kinds, regions) == (["prim::TupleUnpack", REGION], [["aten::sin", "aten::mul"]])
+
+
+def test_an_op_without_a_derivative_here_ends_a_region():
+    kinds, _ = outlined("""graph(%x : Tensor):
+  %0 : Tensor = aten::sin(%x)
+  %1 : Tensor = aten::cos(%0)
+  %2 : Tensor = aten::special_erfcx(%1)
+  %3 : Tensor = aten::sin(%2)
+  %4 : Tensor = aten::cos(%3)
+  return (%4)""")
+    assert kinds == [REGION, "aten::special_erfcx", REGION]
+
+
+def test_blocks_have_regions_of_their_own():
+    kinds, regions = outlined("""graph(%x : Tensor, %c : bool):
+  %y : Tensor = prim::If(%c)
+    block0():
+      %0 : Tensor = aten::sin(%x)
+      %1 : Tensor = aten::cos(%0)
+      -> (%1)
+    block1():
+      -> (%x)
+  return (%y)""")
+    assert (kinds, regions) == (["prim::If"], [["aten::sin", "aten::cos"]])
+
+
+def test_numbers_of_elements_are_in_no_region():
+    kinds, _ = outlined(
+        """graph(%x : Tensor):
+  %0 : Tensor = aten::sin(%x)
+  %1 : Tensor = aten::sum(%0, %none)
+  %2 : Scalar = aten::item(%1)
+  return (%2)""".replace("%0 : T", "%none : NoneType = prim::Constant()\n  %0 : T", 1)
+    )
+    assert kinds == [REGION, "aten::item"]
+
+
+# ---- modules
+
+
+class Perceptron(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor):
+        return x + self.second(F.gelu(self.first(self.norm(x))))
+
+
+class Images(nn.Module):
+    """Running statistics, a counter, an op in place, checks of sizes, biases that are None."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.one = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.second, self.two = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor):
+        h = F.relu(self.one(self.first(x)), inplace=True)
+        h = F.relu(self.two(self.second(h)) + h)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(h, (1, 1)), 1))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 8), nn.Linear(8, 7)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor):
+        return self.head(self.layer(self.table(x)))
+
+
+class Cells(nn.Module):
+    """A loop, a list that grows, a branch on data."""
+
+    def __init__(self):
+        super().__init__()
+        self.given, self.state = nn.Linear(3, 16), nn.Linear(4, 16)
+
+    def forward(self, x: Tensor):
+        h, c = torch.zeros(x.size(1), 4).to(x), torch.zeros(x.size(1), 4).to(x)
+        states = []
+        for step in range(x.size(0)):
+            i, f, o, u = (self.given(x[step]) + self.state(h)).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(u)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            if bool(h.sum() > 0):
+                h = h * 0.5 + c.sin()
+            states.append(h)
+        return torch.stack(states)
+
+
+MODULES = {
+    Perceptron: lambda rows: torch.randn(rows, 6, dtype=torch.float64),
+    Images: lambda rows: torch.randn(rows, 2, 5, 5, dtype=torch.float64),
+    Words: lambda rows: torch.randint(7, (rows, 4)),
+    Cells: lambda rows: torch.randn(rows, 2, 3, dtype=torch.float64),
+}
+
+
+def pair(kind, device="cpu"):
+    torch.manual_seed(3)
+    module = kind().to(device, torch.float64)
+    return torch.jit.script(copy.deepcopy(module)), module
+
+
+def step(module, optimizer, x):
+    optimizer.zero_grad()
+    loss = module(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def assert_same_state(one, other):
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+
+
+@pytest.mark.parametrize("kind", MODULES, ids=lambda k: k.__name__)
+def test_a_module_is_trained_as_in_eager(kind, device):
+    """Losses, parameters, running statistics and counters, at sizes that change."""
+    scripted, module = pair(kind, device)
+    both = [(m, torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)) for m in (scripted, module)]
+    with tsfuser.fuser():
+        for rows in (3, 3, 3, 3, 5, 3, 5, 5):
+            x = MODULES[kind](rows).to(device)
+            torch.testing.assert_close(*(step(m, o, x) for m, o in both))
+            assert_same_state(scripted, module)
+        assert packed(scripted)
+
+
+@pytest.mark.parametrize("kind", MODULES, ids=lambda k: k.__name__)
+def test_modes_in_turn(kind):
+    """Training, evaluation with and without gradients, and frozen parameters."""
+    scripted, module = pair(kind)
+    with tsfuser.fuser():
+        for turn in range(12):
+            x = MODULES[kind](3)
+            for m in (scripted, module):
+                m.train(turn % 3 != 1)
+                next(m.parameters()).requires_grad_(turn % 4 < 2)
+                m.zero_grad()
+            with torch.set_grad_enabled(turn % 3 != 2):
+                results = [m(x) for m in (scripted, module)]
+            torch.testing.assert_close(*results)
+            assert results[0].requires_grad == results[1].requires_grad
+            if turn % 3 != 2:
+                for result in results:
+                    result.square().mean().backward()
+                torch.testing.assert_close(
+                    *([p.grad for p in m.parameters() if p.grad is not None] for m in (scripted, module))
+                )
+            assert_same_state(scripted, module)
+
+
+def test_a_batch_norm_still_refuses_single_values():
+    scripted, _ = pair(Images)
+    with tsfuser.fuser():
+        for _ in range(4):
+            scripted(MODULES[Images](3)).sum().backward()
+        assert packed(scripted)
+        with pytest.raises(Exception, match="Expected more than 1 value per channel"):
+            scripted(torch.randn(1, 2, 1, 1, dtype=torch.float64))
+
+
+# ---- functions
+
+
+def branched(x: Tensor, w: Tensor, flag: bool, bias: Tensor | None):
+    h = (x * w).tanh()
+    if flag:
+        h = h.sin() * x
+    if bias is not None:
+        h = (h + bias).exp()
+    if bool(h.sum() > 1.0):
+        h = (h * w).cos() * 2.0
+    return h
+
+
+def test_branches_on_flags_and_data():
+    scripted = fresh(branched)
+    x, w, b = (torch.linspace(-1, k, 6, dtype=torch.float64).requires_grad_() for k in (1, 2, 3))
+    with tsfuser.fuser():
+        for turn in range(12):
+            given = (x if turn % 2 else x - 2.0, w, turn % 3 == 0, b if turn % 4 < 2 else None)
+            found = []
+            for function in (scripted, branched):
+                result = function(*given)
+                found.append((result.detach(), torch.autograd.grad(result.sum(), [x, w])))
+            torch.testing.assert_close(*found)
+        assert packed(scripted)
+
+
+@torch.jit.ignore
+def doubled(x: Tensor) -> Tensor:
+    return torch.tensor(x.detach().tolist(), dtype=x.dtype) + x
+
+
+def test_a_call_of_python_between_regions():
+    def called(x: Tensor, w: Tensor):
+        h = doubled((x * w).sin())
+        return h.cos() * w
+
+    scripted = fresh(called)
+    x, w = (torch.linspace(-1, k, 6, dtype=torch.float64).requires_grad_() for k in (1, 2))
+    with tsfuser.fuser():
+        for _ in range(4):
+            found = []
+            for function in (scripted, called):
+                result = function(x, w)
+                found.append((result.detach(), torch.autograd.grad(result.sum(), [x, w])))
+            torch.testing.assert_close(*found)
+        assert packed(scripted) == 2
+
+
+# ---- results that share memory
+
+
+def turned(x: Tensor, w: Tensor):
+    return (x * w).sin().t()
+
+
+def of_an_input(x: Tensor, w: Tensor):
+    return x.view(-1), (x * w).sin()
+
+
+def itself(x: Tensor, w: Tensor):
+    h = (x * w).sin()
+    return h, x, h
+
+
+def parts(x: Tensor, w: Tensor):
+    h = (x * w).sin()
+    return h[0], h[1:], h.transpose(0, 1)
+
+
+def pieces(x: Tensor, w: Tensor):
+    first, second = (x * w).sin().chunk(2, 1)
+    return first, second.cos()
+
+
+def with_a_number(x: Tensor, w: Tensor):
+    h = (x * w).sin()
+    return h, h.size(0) + 1
+
+
+def listed(x: Tensor, w: Tensor):
+    h = (x * w).sin()
+    return [h, h.t()]
+
+
+VIEWS = [turned, of_an_input, itself, parts, pieces, with_a_number, listed]
+
+
+def graded(function, write):
+    """Results, gradients and views of a program, whose results are written to where `write` says so."""
+    x, w = (torch.linspace(-1, k, 12, dtype=torch.float64).view(3, 4).requires_grad_() for k in (1, 2))
+    results = function(x, w)
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    tensors = [r for r in results if isinstance(r, Tensor)]
+    loss = sum((r * torch.arange(r.numel()).view_as(r)).sum() for r in tensors)
+    if write:
+        tensors[0].mul_(2.0)
+        loss = loss + sum(r.sin().sum() for r in tensors)
+    bases = [r._base is not None for r in tensors]
+    memory = [r.untyped_storage().data_ptr() for r in tensors]
+    shares = [a == b for a in memory for b in memory]
+    gradients = torch.autograd.grad(loss, [x, w])
+    return [r.detach() if isinstance(r, Tensor) else r for r in results], gradients, bases, shares
+
+
+@pytest.mark.parametrize("program", VIEWS, ids=lambda f: f.__name__)
+def test_results_that_share_memory(program):
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            torch.testing.assert_close(graded(scripted, False), graded(program, False))
+        assert packed(scripted) == 1
+
+
+@pytest.mark.parametrize("program", [turned, itself, parts], ids=lambda f: f.__name__)
+def test_results_that_share_memory_and_are_written_to(program):
+    """sin reads its operand in the backward, not its result."""
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            torch.testing.assert_close(graded(scripted, True), graded(program, True))
+        assert packed(scripted) == 1
