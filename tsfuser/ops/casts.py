@@ -193,7 +193,7 @@ def packed(b: Builder, self) -> Value:
 
 @composite("tsfuser::with_room", dtypes=CONVERTED, sizes="first", smooth=True, needs_kernel=True, fresh=False)
 def with_room(b: Builder, self, dim: int) -> Value:
-    """`tsfuser::packed`, with zeros behind dim `dim` up to whole accesses, and behind both dims of a matrix"""
+    """`tsfuser::packed`, with zeros behind dim `dim` up to whole accesses; behind both dims of a matrix"""
     made = packed(b, self)
     return b.with_room(made, dim) if len(self.dims) > 1 else made
 
