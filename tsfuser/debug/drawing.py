@@ -125,7 +125,8 @@ def _box(
         for k, line in enumerate(lines)
     )
     box = f'<rect class="box {kind}" x="{x:.0f}" y="{y:.0f}" width="{w:.0f}" height="{h:.0f}" rx="8"/>'
-    return f"<g><title>{escape(hint)}</title>{box}{rows}</g>"
+    made = f"<g><title>{escape(hint)}</title>{box}{rows}</g>"
+    return f'<a href="#group-{item.number}">{made}</a>' if isinstance(item, Group) else made
 
 
 def _edge(stops: list[tuple[float, float, float, float, float]]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from ..frontends.torchscript import passes
 from ..graph.wrapper import GROUP
 from ..grouping.support import Refusals
 from .caveat import caveat
+from .costs import measured
 from .findings import Findings, GraphReport
-from .isolate import Isolated, isolate
+from .isolate import isolate
 from .isolate_compiled import compiled, isolate_compiled
-from .observe import Run, observing
 from .page import page
 from .plans import plans_of
 from .reader import GraphReader
@@ -36,7 +37,6 @@ from .unfused_functions import unwarned
 #: Inference is fused in call 2, training in call 3, forward and backward. Each is one call later where
 #: branches are settled, and so are fallbacks.
 CALLS = 5
-REPEATS = 5  # of the timed calls; the shortest time counts
 
 _FORWARD = ", forward"
 _ELSEWHERE = "in a branch, a loop, a fork or a fallback"
@@ -44,10 +44,15 @@ _TRAINING = "in training, with no op here that TorchScript's autodiff differenti
 
 
 class Explanation(Findings):
-    """`str()` is a table, `to_html()` a page."""
+    """`str()` is a table, `to_html()` a page, which notebooks show."""
 
     def __str__(self) -> str:
         return text(self)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame, whose style is its own."""
+        framed = escape(self.to_html(), quote=True)
+        return f'<iframe srcdoc="{framed}" style="width:100%;height:640px;border:0"></iframe>'
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One page without external files; also written to `path` if one is given."""
@@ -72,11 +77,11 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         with passes.watching() as outcomes:
             for _ in range(CALLS):
                 isolated.step()
-            runs = timed_runs(isolated)
+            runs, costs = measured(isolated)
         plans = _Plans(GraphReader(sources, runs), {id(o.graph): o.refusals for o in outcomes})
         reports = [*plans.graphs(isolated.function.get_debug_state()), *plans.rest(o.graph for o in outcomes)]
     fused = any(group.kernels for report in reports for group in report.groups)
-    return Explanation(isolated.name, tuple(reports), caveat(isolated, fused))
+    return Explanation(isolated.name, tuple(reports), caveat(isolated, fused), costs=costs)
 
 
 def _explain_compiled(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
@@ -88,27 +93,9 @@ def _explain_compiled(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     with isolate_compiled(fn, args, kwargs) as isolated:
         with watch.watching() as (graphs, outcomes):
             isolated.step()
-            runs = timed_runs(isolated)
+            runs, costs = measured(isolated)
         reader = GraphReader(Sources(torch._C.Graph()), runs)
-        return Explanation(isolated.name, reports_of(outcomes, reader), beyond, breaks_of(graphs))
-
-
-def timed_runs(isolated: Isolated) -> dict[int, list[Run]]:
-    """Group -> its last run in a step, with the shortest times of a few steps."""
-    runs: dict[int, list[Run]] = {}
-    with observing(lambda run: runs.setdefault(run.group, []).append(run), timed=True):
-        for _ in range(REPEATS):
-            isolated.step()
-            runs = {group: _shortest(found) for group, found in runs.items()}
-    return runs
-
-
-def _shortest(runs: list[Run]) -> list[Run]:
-    """The last run, with the shortest time of each launch."""
-    last = runs[-1]
-    alike = [r.launches for r in runs if [x.kernel for x in r.launches] == [x.kernel for x in last.launches]]
-    best = tuple(min(same, key=lambda x: x.seconds) for same in zip(*alike))
-    return [Run(last.group, last.reason, last.arguments, (), (), best)]
+        return Explanation(isolated.name, reports_of(outcomes, reader), beyond, breaks_of(graphs), costs)
 
 
 class _Plans:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .costs import Costs
 from .observe import Timing
 from .raw import Launch, Planned
 from .source import Place
@@ -182,12 +183,13 @@ class Break:
 @dataclass(frozen=True)
 class Findings:
     """`name`: of the function; its optimised graphs, outer ones first; why the function itself does not run
-    as they say, "" where it does; where the graphs of a compiled one break."""
+    as they say, "" where it does; where the graphs of a compiled one break; what a step costs."""
 
     name: str
     graphs: tuple[GraphReport, ...]
     caveat: str = ""
     breaks: tuple[Break, ...] = ()
+    costs: Costs = field(default=Costs(0.0, {}, {}), repr=False)
 
     @property
     def groups(self) -> list[Group]:

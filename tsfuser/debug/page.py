@@ -1,7 +1,8 @@
 """An explanation as one HTML page without external files.
 
-In: `Findings`. Out: the page: a summary, for each graph a drawing (groups green, nodes left out amber, what
-one hands to another as lines) and its table, then the program with its lines in the same colours."""
+In: `Findings`. Out: the page: a summary, of a network with what costs most, a list of its graphs and a field
+that searches them; for each graph, or all that are alike, a drawing (groups green, nodes left out amber, what
+one hands to another as lines) and its table; then the program with its lines in the same colours."""
 
 from __future__ import annotations
 
@@ -11,75 +12,35 @@ from pathlib import Path
 from ..grouping.unfused_reasons import NOT_RUN
 from .drawing import drawing
 from .findings import Findings, GraphReport, Group
-from .table import UNREACHED, bandwidth, by_reason, count, duration, ops, size, summary
-
-_STYLE = """
-:root { --fused: #1a7f4b; --fused-soft: #e3f4ea; --left: #a4660a; --left-soft: #fdf1dc; --bad: #b3261e;
-  --bad-soft: #fbe4e2; --ink: #1d2129; --soft: #667085; --line: #dfe3ea; --paper: #ffffff; --back: #f6f7f9; }
-@media (prefers-color-scheme: dark) { :root { --fused: #63d297; --fused-soft: #17382a; --left: #f0b95b;
-  --left-soft: #3d2f14; --bad: #ff9a91; --bad-soft: #46201d; --ink: #e8eaee; --soft: #9aa4b2; --line: #353b46;
-  --paper: #1b1f26; --back: #12151a; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1100px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 26px; margin: 0 0 4px; overflow-wrap: anywhere; } h2 { font-size: 19px; margin: 36px 0 12px; }
-p.summary { color: var(--soft); margin: 0 0 20px; }
-.card { background: var(--paper); border: 1px solid var(--line); border-radius: 10px; padding: 16px;
-  margin: 12px 0; overflow-x: auto; }
-.bar { display: flex; height: 12px; border-radius: 6px; overflow: hidden; background: var(--line); }
-.bar .fused { background: var(--fused); } .bar .left { background: var(--left); }
-.legend { display: flex; gap: 20px; color: var(--soft); font-size: 13px; margin-top: 8px; }
-.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th { text-align: left; color: var(--soft); font-weight: 500; font-size: 13px; }
-th { white-space: nowrap; } td.why { min-width: 340px; } td code { overflow-wrap: anywhere; }
-th, td { padding: 7px 12px 7px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-tr.top td { border-bottom: 0; padding-bottom: 0; } tr.top + tr td { padding-top: 0; }
-tr:last-child td { border-bottom: 0; }
-td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-th.number { text-align: right; }
-code, pre { font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
-.tag { display: inline-block; padding: 1px 8px; border-radius: 9px; font-size: 12px; white-space: nowrap; }
-.tag.fused { color: var(--fused); background: var(--fused-soft); }
-.tag.left { color: var(--left); background: var(--left-soft); }
-.tag.idle { color: var(--soft); background: var(--back); } .tag.left, .tag.idle { white-space: normal; }
-.tag.bad { color: var(--bad); background: var(--bad-soft); }
-.where { color: var(--soft); font-size: 13px; }
-details summary { cursor: pointer; color: var(--soft); font-size: 13px; }
-details pre { width: 0; min-width: 100%; overflow-x: auto; background: var(--back);
-  padding: 12px; border-radius: 8px; }
-.source { padding: 8px 0; }
-.source div { display: flex; width: max-content; min-width: 100%; padding: 0 16px;
-  border-left: 4px solid transparent; }
-.source .no { color: var(--soft); width: 48px; flex: none; text-align: right; padding-right: 16px;
-  user-select: none; font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
-.source pre { margin: 0; white-space: pre; }
-.source .why { color: var(--soft); margin-left: 24px; font-size: 12px;
-  align-self: center; }
-.source .gap { height: 1px; margin: 8px 0; background: var(--line); }
-.source .fused { background: var(--fused-soft); border-color: var(--fused); }
-.source .left { background: var(--left-soft); border-color: var(--left); }
-.source .both { background: linear-gradient(90deg, var(--fused-soft), var(--left-soft));
-  border-color: var(--left); }
-svg text { font: 13px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink); }
-svg .box.fused { fill: var(--fused-soft); stroke: var(--fused); }
-svg .box.left { fill: var(--left-soft); stroke: var(--left); }
-svg .box.bad { fill: var(--bad-soft); stroke: var(--bad); }
-svg { display: block; margin: 0 auto; height: auto; }
-svg .box.idle { fill: var(--back); stroke: var(--line); }
-svg .title { font-weight: 600; }
-svg .edge { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
-"""
+from .page_style import SCRIPT, STYLE
+from .summary import MOST, costly_kernels, costly_ops, folded, is_network
+from .table import (
+    UNREACHED,
+    bandwidth,
+    by_reason,
+    clause,
+    count,
+    duration,
+    launched,
+    ops,
+    size,
+    step,
+    summary,
+)
 
 
 def page(findings: Findings) -> str:
     """The whole page."""
-    body = [_head(findings), *map(_graph, findings.graphs), _breaks(findings), _program(findings)]
+    graphs = folded(findings.graphs)
+    found = [_graph(graph, title, k) for k, (graph, title) in enumerate(graphs)]
+    first = [_costs(findings), _contents([title for _, title in graphs])] if is_network(findings) else []
+    body = [_head(findings), *first, *found, _breaks(findings), _program(findings)]
     title = escape(f"tsfuser: {findings.name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>\n<body><main>\n{''.join(body)}</main></body></html>\n"
+        f"<style>{STYLE}</style></head>\n<body><main>\n{''.join(body)}</main>"
+        f"<script>{SCRIPT}</script></body></html>\n"
     )
 
 
@@ -88,8 +49,7 @@ def _head(findings: Findings) -> str:
     left = sum(n.reason != NOT_RUN for n in findings.left_out) + sum(
         len(g.nodes) for g in findings.groups if g.refusal
     )
-    seconds = sum(k.seconds or 0 for g in findings.groups for k in g.kernels)
-    time = f" &middot; {duration(seconds)} in kernels" if seconds else ""
+    time = "".join(f"<br>{escape(line.strip())}" for line in step(findings))
     line = escape(summary(findings).partition(": ")[2])
     caveat = f'<p class="tag bad">{escape(_sentence(findings.caveat))}.</p>' if findings.caveat else ""
     return (
@@ -101,17 +61,68 @@ def _head(findings: Findings) -> str:
     )
 
 
-def _graph(graph: GraphReport) -> str:
-    parts = [f"<h2>{escape(graph.title[:1].upper() + graph.title[1:])}</h2>\n"]
+def _costs(findings: Findings) -> str:
+    """What takes most of a step: kernels, and ops of torch."""
+    kernels = [
+        (found.launches.seconds, _group_link(found.kernel.group), found.kernel.name, found.launches.times, "")
+        for found in costly_kernels(findings)
+    ]
+    ops_of_torch = [
+        (op.seconds, "", op.kind.removeprefix("aten::"), op.times, clause(op.reason))
+        for op in costly_ops(findings)
+    ]
+    parts = []
+    for title, what, rows in (
+        ("Kernels that cost most", "launch", kernels),
+        ("Ops of torch that cost most", "call", ops_of_torch),
+    ):
+        if rows:
+            lines = "".join(_cost(row, what, rows[0][0]) for row in rows[:MOST])
+            parts.append(f'<h2>{title}</h2>\n<div class="card"><table class="costs">{lines}</table></div>\n')
+    return "".join(parts)
+
+
+def _cost(row: tuple[float, str, str, int, str], what: str, most: float) -> str:
+    """A line with a bar."""
+    seconds, link, name, times, why = row
+    return (
+        f'<tr><td class="number">{duration(seconds)}</td><td class="share">'
+        f'<div style="width:{100 * seconds / (most or 1.0):.0f}%"></div></td>'
+        f'<td>{link} <code>{_name(name)}</code><div class="where">{escape(why)}</div></td>'
+        f'<td class="number">{count(times, what)}</td></tr>'
+    )
+
+
+def _contents(titles: list[str]) -> str:
+    links = "".join(f'<li><a href="#graph-{k}">{escape(title)}</a></li>' for k, title in enumerate(titles))
+    return (
+        f"<h2>Graphs</h2>\n"
+        f'<input type="search" id="search" placeholder="only graphs with this op, group, kernel or file">\n'
+        f'<ul class="contents">{links}</ul>\n'
+    )
+
+
+def _group_link(number: int) -> str:
+    return f'<a class="tag fused" href="#group-{number}">group {number}</a>'
+
+
+def _name(kernel: str) -> str:
+    """It may be broken at its words."""
+    return escape(kernel).replace("_", "_<wbr>")
+
+
+def _graph(graph: GraphReport, title: str, number: int) -> str:
+    parts = [f'<h2 id="graph-{number}">{escape(title[:1].upper() + title[1:])}</h2>\n']
     if not graph.items:
         what = "Nothing in it works on tensors." if graph.reached else f"{_sentence(UNREACHED)}."
-        return f'{parts[0]}<div class="card where">{what}</div>\n'
-    parts.append(f'<div class="card">{drawing(graph)}</div>\n')
+        parts.append(f'<div class="card where">{what}</div>\n')
+    else:
+        parts.append(f'<div class="card drawing">{drawing(graph)}</div>\n')
     if graph.groups:
         parts.append(_kernels(graph.distinct()))
     if graph.left_out:
         parts.append(_left(graph))
-    return "".join(parts)
+    return f'<section class="graph">{"".join(parts)}</section>\n'
 
 
 def _breaks(findings: Findings) -> str:
@@ -128,7 +139,7 @@ def _kernels(groups: list[tuple[Group, int]]) -> str:
     rows = []
     for group, times in groups:
         kind = "idle" if not group.reached else "bad" if group.refusal else "fused"
-        tag = f'<span class="tag {kind}">group {group.number}</span>'
+        tag = f'<span class="tag {kind}" id="group-{group.number}">group {group.number}</span>'
         names = f"{tag} {escape(ops(group.nodes))}" + (f" ({times} times)" if times > 1 else "")
         if group.refusal:
             rows.append(
@@ -143,17 +154,16 @@ def _kernels(groups: list[tuple[Group, int]]) -> str:
                 rate = bandwidth(launch) if launch.seconds else ""
                 share = f" ({k.fraction:.0%})" if k.fraction is not None else ""
                 numbers = [duration(launch.seconds), size(launch.bytes), rate + share]
-            shape = f"{launch.grid} x ({launch.block_x}, {launch.block_y})" if launch else "not launched"
+            shape = launched(k) if launch else "not launched"
             cells = "".join(f'<td class="number">{n}</td>' for n in [shape, *numbers])
-            name = escape(k.name).replace("_", "_<wbr>")
             code = f"<details><summary>code</summary><pre>{escape(k.source)}</pre></details>"
             rows.append(
-                f'<tr class="top"><td>{names if i == 0 else ""}</td><td><code>{name}</code>'
+                f'<tr class="top"><td>{names if i == 0 else ""}</td><td><code>{_name(k.name)}</code>'
                 f'<div class="where">segment {k.segment} &middot; {escape(k.schedule)}</div></td>{cells}</tr>'
                 f'<tr><td></td><td colspan="5">{code}</td></tr>'
             )
     titles = ("group", "kernel and schedule")
-    numbers = ("grid x block", "time", "memory", "bandwidth")
+    numbers = ("launch", "time", "memory", "bandwidth")
     head = "".join(f"<th>{t}</th>" for t in titles) + "".join(f'<th class="number">{t}</th>' for t in numbers)
     return f'<div class="card"><table><tr>{head}</tr>{"".join(rows)}</table></div>\n'
 

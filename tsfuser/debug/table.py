@@ -1,15 +1,18 @@
 """Findings as a table for a terminal.
 
-In: `Findings`. Out: text, a block a graph: its groups with their kernels, then the lines of the program
+In: `Findings`. Out: text: what a step costs, of a network with the kernels and ops that cost most; then a
+block for each graph, or for all that are alike: its groups with their kernels, then the lines of the program
 with what is left out of groups, and why."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from ..grouping.unfused_reasons import NOT_RUN
 from .findings import Findings, GraphReport, Group, Kernel, Node
 from .observe import Timing
+from .summary import MOST, costly_kernels, costly_ops, folded, is_network
 
 UNREACHED = "did not run: its guard did not let the call pass, or the program went another way"
 
@@ -17,8 +20,42 @@ UNREACHED = "did not run: its guard did not let the call pass, or the program we
 def text(findings: Findings) -> str:
     """The whole table."""
     said = [f"  but {findings.caveat}; what follows is a copy's"] if findings.caveat else []
-    graphs = (line for g in findings.graphs for line in _graph(g))
-    return "\n".join([summary(findings), *said, *graphs, *_breaks(findings)])
+    first = [*step(findings), *(_most_costly(findings) if is_network(findings) else [])]
+    graphs = (line for g, title in folded(findings.graphs) for line in _graph(g, title))
+    return "\n".join([summary(findings), *said, *first, *graphs, *_breaks(findings)])
+
+
+def step(findings: Findings) -> list[str]:
+    """A line with what one step takes, if that is known."""
+    if not findings.costs.seconds:
+        return []
+    launches = [found.launches for found in costly_kernels(findings)]
+    times, moved = sum(x.times for x in launches), sum(x.bytes for x in launches)
+    kernels = f"{count(times, 'launch')} of kernels {duration(sum(x.seconds for x in launches))}"
+    left = sum(op.seconds for op in costly_ops(findings))
+    rest = f", ops of torch {duration(left)}" if findings.costs.ops else ""
+    return [f"  a step takes {duration(findings.costs.seconds)}: {kernels} ({size(moved)}){rest}"]
+
+
+def _most_costly(findings: Findings) -> list[str]:
+    """Of a network: the kernels and ops that take most of a step."""
+    kernels = [
+        (duration(x.seconds), f"group {k.group}", k.name, count(x.times, "launch"))
+        for k, x in costly_kernels(findings)[:MOST]
+    ]
+    ops_of_torch = [
+        (duration(op.seconds), op.kind.removeprefix("aten::"), count(op.times, "call"), clause(op.reason))
+        for op in costly_ops(findings)[:MOST]
+    ]
+    lines = []
+    for title, rows in (("kernels that cost most", kernels), ("ops of torch that cost most", ops_of_torch)):
+        if rows:
+            widths = [max(map(len, column)) for column in zip(*rows)]
+            lines += ["", title]
+            for first, *others in rows:
+                cells = "  ".join(map(str.ljust, others, widths[1:]))
+                lines.append(f"  {first.rjust(widths[0])}  {cells}".rstrip())
+    return lines
 
 
 def _breaks(findings: Findings) -> list[str]:
@@ -54,12 +91,12 @@ def summary(findings: Findings) -> str:
 
 
 def count(n: int, what: str) -> str:
-    """`1 op`, `2 ops`."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    """`1 op`, `2 ops`, `2 launches`."""
+    return f"{n} {what}{'' if n == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
-def _graph(graph: GraphReport) -> list[str]:
-    lines = ["", graph.title]
+def _graph(graph: GraphReport, title: str) -> list[str]:
+    lines = ["", title]
     for group, times in graph.distinct():
         alike = [node for other in graph.groups if other.number == group.number for node in other.nodes]
         lines += _group(group, times, alike)
@@ -110,7 +147,7 @@ def measured(kernel: Kernel) -> str:
     if launch is None:
         return "not launched: there was nothing to compute"
     parts = [
-        f"grid {launch.grid}, block {launch.block_x} x {launch.block_y}",
+        launched(kernel),
         duration(launch.seconds),
         size(launch.bytes),
     ]
@@ -119,6 +156,20 @@ def measured(kernel: Kernel) -> str:
     if kernel.registers:
         parts.append(f"{kernel.registers} registers")
     return ", ".join(parts)
+
+
+def clause(reason: str) -> str:
+    """What comes first in a reason."""
+    return re.split(r"[;:] ", reason)[0]
+
+
+def launched(kernel: Kernel) -> str:
+    """The size of its launch: on a CPU how many pieces of work threads take."""
+    launch = kernel.launch
+    assert launch is not None
+    if kernel.plan is not None and not kernel.plan.device.startswith("cuda"):
+        return count(launch.grid, "piece")
+    return f"grid {launch.grid}, block {launch.block_x} x {launch.block_y}"
 
 
 def bandwidth(launch: Timing) -> str:
