@@ -9,7 +9,8 @@ from torch import nn
 
 import tsfuser
 from kit.support import fresh
-from tsfuser.debug import summary
+from tsfuser.debug import check, summary
+from tsfuser.debug.compare import Difference
 from tsfuser.debug.summary import MOST, costly_kernels, costly_ops, folded, together
 
 pytestmark = pytest.mark.graphs
@@ -143,3 +144,27 @@ def test_notebooks_show_the_page_in_a_frame(device):
     found = tsfuser.explain(fresh(program), *(torch.randn(8, 8, device=device) for _ in range(2)))
     [framed] = re.findall(r'<iframe srcdoc="([^"]*)"', found._repr_html_())
     assert html.unescape(framed) == found.to_html()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("compile", [torch.jit.script, lambda m: torch.compile(m, backend="tsfuser")])
+@pytest.mark.usefixtures("forgotten")
+def test_groups_are_numbered_from_0_in_each_report_and_alike_in_checks(network, device, compile, training):
+    made, x = compile(network.train(training)), operand(device, requires_grad=training)
+    for _ in range(2):  # what ran before changes no number
+        found, checked = tsfuser.explain(made, x), tsfuser.check(made, x)
+        numbers = [group.number for group in found.groups]
+        assert sorted(set(numbers)) == list(range(len(set(numbers))))
+        assert {k.group for k in found.kernels} == set(numbers) == set(checked.compared)
+        assert {kernel.kernel.group for kernel in costly_kernels(found)} == set(numbers)
+
+
+def test_a_difference_has_the_number_of_its_group(device, monkeypatch):
+    def wrong(run):
+        return Difference(run.group, 0, 1.0, 0.0, f"group {run.group} differs") if len(seen) == 1 else None
+
+    seen = []
+    monkeypatch.setattr(check, "compare", lambda run: seen.append(run) or wrong(run))
+    x, w = (torch.randn(8, 8, device=device) for _ in range(2))
+    report = tsfuser.check(fresh(program), x, w)
+    assert not report and report.difference.group == 0 and str(report) == "group 0 differs"

@@ -16,12 +16,15 @@ from typing import Any
 import torch
 
 from .. import _C, options
+from ..frontends.torchscript import passes
 from .caveat import caveat
 from .compare import Difference, compare
-from .explain import CALLS, explain
+from .explain import CALLS, explain, reports_of_scripted
 from .isolate import isolate
 from .isolate_compiled import compiled, isolate_compiled
 from .observe import Run, observing
+from .reader import GraphReader
+from .source import Sources
 from .table import UNREACHED, count, left_out
 from .unfused_functions import unwarned
 
@@ -66,20 +69,29 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
     raises, and warns as it does."""
     seen = Seen()
     if (by_torch := compiled(fn)) is not None:
-        from .check_compiled import differs_from_eager  # needs torch._dynamo, which is loaded already
+        from ..frontends.dynamo import watch  # needs torch._dynamo, which is loaded already
+        from .check_compiled import differs_from_eager
+        from .explain_compiled import reports_of
         from .recompile_limit import beyond_limit
 
         said = beyond_limit(by_torch, args, kwargs)
         with isolate_compiled(by_torch, args, kwargs) as isolated:
-            whole, eager = differs_from_eager(isolated)
+            with watch.watching() as (_, traced):
+                whole, eager = differs_from_eager(isolated)
             with observing(seen.look, unfused=True):
                 isolated.step()
-        return _report(isolated.name, seen, whole, eager, said, (fn, args, kwargs))
+            reader = GraphReader(Sources(torch._C.Graph()), {})
+            reports_of(traced, reader)
+        return _report(isolated.name, seen.numbered(reader), whole, eager, said, (fn, args, kwargs))
     with isolate(fn, args, kwargs) as isolated, unwarned(), torch.jit.fuser("fuser2"):
-        for _ in range(CALLS):
-            isolated.step()
+        reader = GraphReader(Sources(isolated.graph), {})
+        with passes.watching() as outcomes:
+            for _ in range(CALLS):
+                isolated.step()
         with observing(seen.look, unfused=True):
             isolated.step()
+        reports_of_scripted(isolated, outcomes, reader)
+        seen = seen.numbered(reader)
     said = caveat(isolated, seen.ran)
     return _report(isolated.name, seen, None, 0, said, (fn, args, kwargs))
 
@@ -108,6 +120,15 @@ class Seen:
             difference = compare(run)
             if difference:
                 self.differences.append(difference)
+
+    def numbered(self, reader: GraphReader) -> Seen:
+        """The same, with the numbers that groups have in what `explain` says of these graphs."""
+        made, numbers = Seen(), reader.numbers
+        made.compared = {numbers.get(g, g): None for g in self.compared}
+        made.random = {numbers.get(g, g): None for g in self.random}
+        made.unfused = {numbers.get(g, g): reason for g, reason in self.unfused.items()}
+        made.differences = [d.of_group(numbers.get(d.group, d.group)) for d in self.differences]
+        return made
 
 
 def _report(

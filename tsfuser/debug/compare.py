@@ -6,7 +6,7 @@ Example: `compare(run)` -> None, or a `Difference` whose str() has the group's g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,12 @@ class Difference:
 
     def __str__(self) -> str:
         return self.text
+
+    def of_group(self, number: int) -> Difference:
+        """The same, with another number of the group."""
+        return replace(
+            self, group=number, text=self.text.replace(f"group {self.group} ", f"group {number} ", 1)
+        )
 
 
 def compare(run: Run) -> Difference | None:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.autograd import profiler_legacy
@@ -42,6 +42,11 @@ class Costs:
     seconds: float
     kernels: Mapping[tuple[int, str], Launches]
     ops: Mapping[str, tuple[int, float]]
+
+    def numbered(self, numbers: Mapping[int, int]) -> Costs:
+        """The same, with the numbers that groups have in a report."""
+        found = {(numbers[g], name): x for (g, name), x in self.kernels.items() if g in numbers}
+        return replace(self, kernels=found)
 
 
 def measured(isolated: Isolated) -> tuple[dict[int, list[Run]], Costs]:

@@ -10,7 +10,7 @@ state of its own (`isolate`, `isolate_compiled`), so that nothing of the caller'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..grouping.support import Refusals
 from .caveat import caveat
 from .costs import measured
 from .findings import Findings, GraphReport
-from .isolate import isolate
+from .isolate import IsolatedScript, isolate
 from .isolate_compiled import compiled, isolate_compiled
 from .page import page
 from .plans import plans_of
@@ -78,10 +78,19 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
             for _ in range(CALLS):
                 isolated.step()
             runs, costs = measured(isolated)
-        plans = _Plans(GraphReader(sources, runs), {id(o.graph): o.refusals for o in outcomes})
-        reports = [*plans.graphs(isolated.function.get_debug_state()), *plans.rest(o.graph for o in outcomes)]
+        reader = GraphReader(sources, runs)
+        reports = reports_of_scripted(isolated, outcomes, reader)
     fused = any(group.kernels for report in reports for group in report.groups)
-    return Explanation(isolated.name, tuple(reports), caveat(isolated, fused), costs=costs)
+    said = caveat(isolated, fused)
+    return Explanation(isolated.name, tuple(reports), said, costs=costs.numbered(reader.numbers))
+
+
+def reports_of_scripted(
+    isolated: IsolatedScript, outcomes: Sequence[passes.Outcome], reader: GraphReader
+) -> list[GraphReport]:
+    """Of the plans that its calls run, and of other graphs that the pass has seen."""
+    plans = _Plans(reader, {id(o.graph): o.refusals for o in outcomes})
+    return [*plans.graphs(isolated.function.get_debug_state()), *plans.rest(o.graph for o in outcomes)]
 
 
 def _explain_compiled(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
@@ -95,7 +104,8 @@ def _explain_compiled(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             isolated.step()
             runs, costs = measured(isolated)
         reader = GraphReader(Sources(torch._C.Graph()), runs)
-        return Explanation(isolated.name, reports_of(outcomes, reader), beyond, breaks_of(graphs), costs)
+        reports = reports_of(outcomes, reader)
+        return Explanation(isolated.name, reports, beyond, breaks_of(graphs), costs.numbered(reader.numbers))
 
 
 class _Plans:

@@ -82,11 +82,13 @@ class Items:
 
 class GraphReader:
     """Turns graphs into reports. `runs`: by group. `incomplete`: whether a graph had a part, like a fork,
-    that has an executor of its own."""
+    that has an executor of its own. `numbers`: of groups in what is read, from 0, by their numbers in this
+    process."""
 
     def __init__(self, sources: Sources, runs: Mapping[int, list[Run]]):
         self.sources, self.runs = sources, runs
         self.incomplete = False
+        self.numbers: dict[int, int] = {}
 
     def report(self, graph: Any, title: str, refusals: Refusals | None, forward: bool = False) -> GraphReport:
         """`refusals` is None for a graph that the pass has not seen: one around what autodiff
@@ -171,12 +173,13 @@ class GraphReader:
         return Node(kind, place, reason or "no reason was noted; please report it")
 
     def _group(self, node: Any, forward: bool) -> Group:
-        number, subgraph = node.i("cache_id"), node.g("Subgraph")
+        known, subgraph = node.i("cache_id"), node.g("Subgraph")
+        number = self.numbers.setdefault(known, len(self.numbers))
         inner = (n for block in all_blocks(subgraph) for n in block.nodes())
         nodes = tuple(
             Node(n.kind(), self.sources.place(n, forward)) for n in inner if not n.kind().startswith("prim::")
         )
-        found = self.runs.get(number)
+        found = self.runs.get(known)
         if not found:
             return Group(number, "", nodes, (), (), reached=False)
         run = found[-1]
@@ -186,7 +189,7 @@ class GraphReader:
             return Group(number, "", nodes, arguments, (), run.reason)
         try:
             device = group_device(call)
-            fusion = parse(_C.group_graph(number), call, device)
+            fusion = parse(_C.group_graph(known), call, device)
             compiled, allocations = kernels_of(call, fusion, device)
         except (Refusal, CompileError) as error:
             return Group(number, "", nodes, arguments, (), str(error))
