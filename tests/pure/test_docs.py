@@ -38,7 +38,7 @@ def anchor(heading):
 
 
 @pytest.mark.parametrize(
-    "page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+    "page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 )
 def test_links_lead_to_files_and_headings(page):
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.M | re.S)
@@ -50,6 +50,16 @@ def test_links_lead_to_files_and_headings(page):
         if not target.exists() or (heading and heading not in map(anchor, headings)):
             broken.append(link)
     assert broken == []
+
+
+def test_the_api_reference_has_every_public_name():
+    tree = ast.parse((ROOT / "tsfuser" / "__init__.py").read_text())
+    lists = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    ]
+    public = {name.value for name in lists[0].elts} - {"__version__"}
+    page = (ROOT / "docs" / "site" / "api.md").read_text()
+    assert public <= set(re.findall(r"^\.\. (?:auto\w+|py:module):: tsfuser\.(\w+)$", page, re.M))
 
 
 def test_the_readme_is_short():
