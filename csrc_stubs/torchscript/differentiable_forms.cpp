@@ -26,6 +26,7 @@
 // autocast makes a cast for each reader, and torch merged those of %x because nothing writes to it.
 
 #include "graph/memory.h"
+#include "torchscript/kept_writes.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
@@ -418,6 +419,7 @@ void write_differentiable_forms(Graph& graph, const Node* first) {
 
 void plain_forms(Graph& graph) {
   check_written(graph);  // first: it looks for casts that are off
+  forget_order(graph);
   restore_twins(graph);
   for (auto form = forms().rbegin(); form != forms().rend(); ++form) {
     Walk walk(graph);

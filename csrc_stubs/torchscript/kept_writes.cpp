@@ -5,6 +5,15 @@
 //
 //     %y = aten::batch_norm(%x, ..., %mean, %var, %training, ...)
 //                                                                      = tsfuser::kept(%y)
+//
+// Autodiff moves nodes by what schemas say: two batch norms that update the same statistics might change
+// places, or one with what reads its statistics. After, if anything else reads %mean:
+//
+//      = tsfuser::updated(%mean)
+//     %y = aten::batch_norm(%x, ..., %mean, %var, %training, ...)
+//      = tsfuser::updated(%mean)
+//
+// By its schema, this op writes to %mean. Once the graph is differentiated, `forget_order` removes it.
 
 #include "torchscript/kept_writes.h"
 #include "torchscript/constants.h"
@@ -15,7 +24,11 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 namespace tsfuser {
 namespace {
@@ -80,7 +93,69 @@ bool may_write(const Node* node) {
   return true;
 }
 
+const auto kUpdated = c10::Symbol::fromQualString("tsfuser::updated");
+
+// Equal for two values that surely are one tensor: a value, or the attributes that lead from one to it.
+using Place = std::pair<const Value*, std::string>;
+
+Place place_of(const Value* value) {
+  std::string path;
+  for (value = behind_profile(value); value->node()->kind() == c10::prim::GetAttr;
+       value = value->node()->input()) {
+    path.insert(0, "." + value->node()->s(c10::attr::name));
+  }
+  return {value, std::move(path)};
+}
+
+// The statistics that the node updates in some call.
+std::vector<Value*> updated_by(Node* node) {
+  std::vector<Value*> found;
+  for (const char* name : {"running_mean", "running_var"}) {
+    if (may_write(node) && node->hasNamedInput(name) && !node->namedInput(name)->mustBeNone()) {
+      found.push_back(node->namedInput(name));
+    }
+  }
+  return found;
+}
+
 }  // namespace
+
+void order_writes(torch::jit::Graph& graph, const Node*) {
+  std::map<Place, std::unordered_set<const Node*>> readers;
+  const auto nodes = all_nodes(graph);
+  for (Node* node : nodes) {
+    for (const Value* value : updated_by(node)) {
+      readers[place_of(value)];
+    }
+  }
+  for (const Node* node : readers.empty() ? std::vector<Node*>() : nodes) {
+    for (const Value* value : node->inputs()) {
+      const auto found = is_profile(node) || node->kind() == c10::prim::GetAttr
+                             ? readers.end()
+                             : readers.find(place_of(value));
+      if (found != readers.end()) {
+        found->second.insert(node);
+      }
+    }
+  }
+  for (Node* node : nodes) {
+    for (Value* value : updated_by(node)) {
+      if (readers[place_of(value)].size() > 1) {
+        graph.create(kUpdated, {value}, 0)->insertBefore(node)->copyMetadata(node);
+        graph.create(kUpdated, {value}, 0)->insertAfter(node)->copyMetadata(node);
+      }
+    }
+  }
+}
+
+void forget_order(torch::jit::Graph& graph) {
+  Walk walk(graph);
+  for (Node* node : walk) {
+    if (node->kind() == kUpdated) {
+      walk.destroy(node);
+    }
+  }
+}
 
 void keep_writes(torch::jit::Graph& graph) {
   static const auto kept = c10::Symbol::fromQualString("tsfuser::kept");
@@ -94,9 +169,11 @@ void keep_writes(torch::jit::Graph& graph) {
 }
 
 void register_kept_writes() {
-  static const torch::jit::RegisterOperators registered({torch::jit::Operator(
-      "tsfuser::kept(Tensor value) -> ()", [](torch::jit::Stack& stack) { stack.pop_back(); },
-      c10::AliasAnalysisKind::CONSERVATIVE)});
+  const auto drop = [](torch::jit::Stack& stack) { stack.pop_back(); };
+  static const torch::jit::RegisterOperators registered(
+      {torch::jit::Operator("tsfuser::kept(Tensor value) -> ()", drop, c10::AliasAnalysisKind::CONSERVATIVE),
+       torch::jit::Operator("tsfuser::updated(t(a!) statistics) -> ()", drop,
+                            c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

@@ -17,6 +17,7 @@
 #include "graph/memory.h"
 #include "group/failures.h"
 #include "torchscript/joint_program.h"
+#include "torchscript/kept_writes.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/graph_snapshot.h"
 #include "torchscript/counts.h"
@@ -80,6 +81,8 @@ constexpr Step kSteps[] = {
     {"fill_numbers", fill_numbers},
     // Behind the ops in place: one that is functional hides no write. Before all that asks what is written.
     {"show_writes", show_writes},
+    // The same of statistics.
+    {"order_writes", order_writes},
     // Behind the ops in place: it asks what is written to.
     {"hand_on_wholes", hand_on_wholes},
     // Behind the ops in place: it asks what is written to.
