@@ -4,10 +4,6 @@
 
 #include "graph/memory.h"
 
-#include <ATen/core/stack.h>
-#include <torch/csrc/jit/runtime/custom_operator.h>
-#include <torch/csrc/jit/runtime/operator.h>
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -22,7 +18,6 @@ using torch::jit::Node;
 using torch::jit::Value;
 
 constexpr size_t kBeforeCarried = 2;  // operands of a loop before those that enter its body
-const auto kShared = c10::Symbol::fromQualString("tsfuser::shared");
 
 // Whether values of the type are, or hold, tensors, lists or objects; numbers and the like share nothing.
 bool may_share_memory(const c10::Type& type) {
@@ -93,7 +88,8 @@ bool may_write_anywhere(const Node* node) {
          node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::fork;
 }
 
-// The places of the operands that the node itself writes to.
+}  // namespace
+
 std::vector<size_t> written_operands(const Node* node) {
   std::vector<size_t> places;
   const auto* schema = node->maybeSchema();
@@ -106,8 +102,6 @@ std::vector<size_t> written_operands(const Node* node) {
   }
   return places;
 }
-
-}  // namespace
 
 Memory::Memory(std::shared_ptr<Graph> graph, const std::unordered_set<c10::Symbol>& hidden_views,
                const Values& also_written)
@@ -123,14 +117,19 @@ Memory::Memory(std::shared_ptr<Graph> graph, const std::unordered_set<c10::Symbo
   note_written(graph_->block());
 }
 
-void Memory::connect(Value* a, Value* b) {
-  if (a == b || !may_share_memory(a) || !may_share_memory(b)) {
-    return;
-  }
-  const size_t first = ends_.size();
-  for (Value* value : {a, b}) {
+size_t Memory::end_of(Value* value) {
+  const auto [found, is_new] = places_.emplace(value, ends_.size());
+  if (is_new) {
     const bool is_result = value->node()->kind() == c10::prim::Loop;
-    ends_.push_back({value, is_result ? value->node() : nullptr, first});
+    ends_.push_back({value, is_result ? value->node() : nullptr, found->second});
+  }
+  return found->second;
+}
+
+void Memory::connect(Value* a, Value* b) {
+  if (a != b && may_share_memory(a) && may_share_memory(b)) {
+    const size_t first = set_of(end_of(a));
+    ends_[set_of(end_of(b))].set = first;
   }
 }
 
@@ -187,15 +186,20 @@ void Memory::collect(Block* block, const std::unordered_set<c10::Symbol>& hidden
   }
 }
 
+// Each end is compared with those that are not in its set by then.
 void Memory::join_sets() {
   for (size_t i = 0; i < ends_.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       const End &a = ends_[i], &b = ends_[j];
-      if (set_of(i) != set_of(j) && is_outside(a, b.value) && is_outside(b, a.value) &&
+      ends_[j].set = set_of(j);  // so that all ways to the first of a set are short
+      if (set_of(i) != b.set && is_outside(a, b.value) && is_outside(b, a.value) &&
           aliases_.mayContainAlias(a.value, b.value)) {
-        ends_[set_of(i)].set = set_of(j);
+        ends_[set_of(i)].set = b.set;
       }
     }
+  }
+  for (size_t i = 0; i < ends_.size(); ++i) {
+    ends_[i].set = set_of(i);
   }
 }
 
@@ -211,9 +215,10 @@ bool Memory::is_outside(const End& end, const Value* value) {
   return !end.loop || !is_inside(value, end.loop);
 }
 
-std::vector<size_t> Memory::sets_of(Value* value) const {
-  std::vector<size_t> sets;
-  for (size_t i = 0; i < ends_.size() && may_share_memory(value); ++i) {
+const Memory::Sets& Memory::sets_of(Value* value) const {
+  const auto [found, is_new] = sets_.try_emplace(value->unique());
+  Sets& sets = found->second;
+  for (size_t i = 0; is_new && i < ends_.size() && may_share_memory(value); ++i) {
     const size_t set = set_of(i);
     if (std::find(sets.begin(), sets.end(), set) == sets.end() && is_outside(ends_[i], value) &&
         (ends_[i].value == value || aliases_.mayContainAlias(ends_[i].value, value))) {
@@ -225,7 +230,7 @@ std::vector<size_t> Memory::sets_of(Value* value) const {
 
 void Memory::note_writes(Block* block) {
   for (Node* node : block->nodes()) {
-    for (const size_t place : ends_.empty() ? std::vector<size_t>() : written_operands(node)) {
+    for (const size_t place : ends_.empty() ? Sets() : written_operands(node)) {
       for (const size_t set : sets_of(node->input(place))) {
         ends_[set].written = true;
       }
@@ -281,7 +286,7 @@ bool Memory::may_share(Value* a, Value* b) const {
   if (a == b || aliases_.mayContainAlias(a, b)) {
     return true;
   }
-  const auto first = sets_of(a), second = sets_of(b);
+  const auto &first = sets_of(a), &second = sets_of(b);
   return std::any_of(first.begin(), first.end(), [&second](size_t set) {
     return std::find(second.begin(), second.end(), set) != second.end();
   });
@@ -312,72 +317,6 @@ bool Memory::writes_to(Node* node, const Values& values) const {
     return std::any_of(block->nodes().begin(), block->nodes().end(),
                        [&](Node* inner) { return writes_to(inner, values); });
   });
-}
-
-Memory::Values Memory::hidden_behind(Value* written, const Values& visible) const {
-  const auto sets = sets_of(written);
-  Values known = {written};
-  for (Value* value : sets.empty() ? Values() : visible) {
-    const auto own = sets_of(value);
-    if (std::find_first_of(own.begin(), own.end(), sets.begin(), sets.end()) != own.end() &&
-        !aliases_.mayContainAlias(known, at::ArrayRef<Value*>(value))) {
-      known.push_back(value);
-    }
-  }
-  known.erase(known.begin());
-  return known;
-}
-
-void Memory::find_hidden(Block* block, Values& visible, std::vector<HiddenWrite>& found) const {
-  const size_t outside = visible.size();
-  const auto show = [&visible](const auto& values) {
-    std::copy_if(values.begin(), values.end(), std::back_inserter(visible),
-                 [](Value* value) { return may_share_memory(value); });
-  };
-  show(block->inputs());
-  for (Node* node : block->nodes()) {
-    for (const size_t place : written_operands(node)) {
-      Values values = hidden_behind(node->input(place), visible);
-      if (!values.empty()) {
-        found.push_back({node, place, std::move(values)});
-      }
-    }
-    for (Block* inner : node->blocks()) {
-      find_hidden(inner, visible, found);
-    }
-    show(node->outputs());
-  }
-  visible.resize(outside);
-}
-
-std::vector<Memory::HiddenWrite> Memory::hidden_writes() const {
-  std::vector<HiddenWrite> found;
-  Values visible;
-  if (!ends_.empty()) {
-    find_hidden(graph_->block(), visible, found);
-  }
-  return found;
-}
-
-void show_hidden_writes(const std::shared_ptr<Graph>& graph,
-                        const std::unordered_set<c10::Symbol>& hidden_views) {
-  for (const Memory::HiddenWrite& write : Memory(graph, hidden_views).hidden_writes()) {
-    for (Value* value : write.values) {
-      Value* written = write.writer->input(write.operand);
-      if (written->type()->isSubtypeOf(*c10::TensorType::get())) {
-        Node* shared = graph->create(kShared, {written, value}, 1)->insertBefore(write.writer);
-        shared->copyMetadata(write.writer);
-        shared->output()->setType(written->type());
-        write.writer->replaceInput(write.operand, shared->output());
-      }
-    }
-  }
-}
-
-void register_shared_memory() {
-  static const torch::jit::RegisterOperators registered({torch::jit::Operator(
-      "tsfuser::shared(Tensor(a) value, t(b) other) -> Tensor(a|b)",
-      [](torch::jit::Stack& stack) { stack.pop_back(); }, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

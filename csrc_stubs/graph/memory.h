@@ -16,10 +16,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
+
+// The places of the operands that the node itself writes to.
+std::vector<size_t> written_operands(const torch::jit::Node* node);
 
 class Memory {
  public:
@@ -44,16 +48,21 @@ class Memory {
   // Whether the node, or one inside, may write to one of the values.
   bool writes_to(torch::jit::Node* node, const Values& values) const;
 
-  // An operand that a node writes to, and values that it may thereby write to unknown to torch's analysis:
-  // enough of them that each such value that is there before the node shares memory with one of them.
+  // An operand that a node writes to, and values that it may thereby write to unknown to torch's analysis.
+  // Each such value that is there before the node shares memory with one of `values`, or it is in one of the
+  // `earlier` writes, by their places: what those write to, or with one of their values, and so on. So each
+  // value stands in few of them.
   struct HiddenWrite {
     torch::jit::Node* writer;
     size_t operand;
     Values values;
+    std::vector<size_t> earlier;
   };
   std::vector<HiddenWrite> hidden_writes() const;
 
  private:
+  using Sets = std::vector<size_t>;
+
   // A value that shares memory unknown to torch. The ends that may be one tensor are in one set: `set` is
   // the place of another one of the set, or its own.
   struct End {
@@ -63,23 +72,34 @@ class Memory {
     bool written = false;  // of the first of a set: whether something writes to any of the set
   };
 
+  // The values of a set that are there before a node, and how many of them the last hidden write has.
+  struct Visible {
+    Values values;
+    size_t covered = 0, write = 0;
+  };
+  using VisibleOfSets = std::unordered_map<size_t, Visible>;
+
+  size_t end_of(torch::jit::Value* value);
   void connect(torch::jit::Value* a, torch::jit::Value* b);
   void connect_around(torch::jit::Node* loop);
   void collect(torch::jit::Block* block, const std::unordered_set<c10::Symbol>& hidden_views);
   void join_sets();
   static bool is_outside(const End& end, const torch::jit::Value* value);
-  size_t set_of(size_t end) const;                              // the place of the first of the set
-  std::vector<size_t> sets_of(torch::jit::Value* value) const;  // those that it may share memory with
+  size_t set_of(size_t end) const;                      // the place of the first of the set
+  const Sets& sets_of(torch::jit::Value* value) const;  // those that it may share memory with
   void note_writes(torch::jit::Block* block);
   void note_written(torch::jit::Block* block);
   void note_written(torch::jit::Value* value);
-  void find_hidden(torch::jit::Block* block, Values& visible, std::vector<HiddenWrite>& found) const;
-  Values hidden_behind(torch::jit::Value* written, const Values& visible) const;
+  void find_hidden(torch::jit::Block* block, VisibleOfSets& visible, std::vector<HiddenWrite>& found) const;
+  void find_hidden(torch::jit::Node* writer, size_t operand, VisibleOfSets& visible,
+                   std::vector<HiddenWrite>& found) const;
 
   std::shared_ptr<torch::jit::Graph> graph_;
   torch::jit::AliasDb aliases_;
   Values also_written_;
   std::vector<End> ends_;
+  std::unordered_map<const torch::jit::Value*, size_t> places_;  // of the ends
+  mutable std::unordered_map<size_t, Sets> sets_;  // by the numbers of values that were asked for
   // By the numbers of values, since passes replace values: those that are written, those that are changed,
   // and how many there were.
   std::unordered_set<size_t> written_, changed_;
@@ -92,6 +112,6 @@ class Memory {
 void show_hidden_writes(const std::shared_ptr<torch::jit::Graph>& graph,
                         const std::unordered_set<c10::Symbol>& hidden_views);
 
-void register_shared_memory();  // the operator of show_hidden_writes
+void register_shared_memory();  // the operator of show_hidden_writes (hidden_writes.cpp)
 
 }  // namespace tsfuser

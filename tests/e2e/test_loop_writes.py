@@ -147,3 +147,43 @@ def test_a_body_that_writes_to_its_own_tensors_is_fused(device):
             torch.testing.assert_close(scripted(x, 3), scope["f"](x, 3))
         assert "tsfuser::shared" not in str(scripted.graph_for(x, 3))
         assert "mul, add, relu" in str(tsfuser.explain(scripted, x, 3))
+
+
+def test_what_is_hidden_is_shown_once():
+    """Each result may be a view of the tensor that all of them read, and so share memory with each other."""
+    count = 20
+    lines = [
+        f"    a{i} = torch.einsum('ij,jk->ik', [z, y])\n    a{i}.add_(1.0)\n    z = torch.tanh(a{i})\n"
+        for i in range(count)
+    ]
+    f = torch.jit.CompilationUnit(f"def f(z, y):\n{''.join(lines)}    return z\n").f
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    with tsfuser.fuser():
+        for _ in range(3):
+            found = f(x, y)
+        shown = len(f.graph_for(x, y).findAllNodes("tsfuser::shared", True))
+    for _ in range(count):
+        x = torch.tanh(x @ y + 1.0)
+    torch.testing.assert_close(found, x, rtol=1e-4, atol=1e-5)
+    assert count < shown < 4 * count
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_views_of_one_tensor_that_schemas_hide_are_written_in_turn(training):
+    def f(x):
+        z = x * 2.0
+        a = torch.einsum("ij->ji", [z])
+        a.add_(1.0)
+        b = torch.exp(z)
+        c = torch.einsum("ij->ji", [z])
+        c.mul_(0.5)
+        d = torch.exp(a)
+        e = torch.einsum("ij->ji", [z])
+        e.sub_(0.25)
+        return b, d, torch.exp(c), torch.exp(z), torch.tanh(e)
+
+    x, scripted = torch.randn(5, 4), torch.jit.script(f)
+    with tsfuser.fuser():
+        for _ in range(4):
+            found, expected = (g(x.clone().requires_grad_(training)) for g in (scripted, f))
+            torch.testing.assert_close(found, expected)
