@@ -6,6 +6,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <cxxabi.h>
+
 #include <atomic>
 #include <mutex>
 #include <new>
@@ -44,10 +46,15 @@ std::string place_in(const torch::jit::Block& block) {
   return "";
 }
 
-// The text of the exception that is being handled; raises it again where memory is out.
+// The text of the exception that is being handled; raises it again where memory is out, or where the thread
+// ends: `pthread_exit` unwinds it so, as Python does where it takes the GIL once the interpreter is gone.
 std::string text_of_exception() {
   try {
     throw;
+#ifdef __GLIBCXX__
+  } catch (const abi::__forced_unwind&) {
+    throw;
+#endif
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const c10::OutOfMemoryError&) {

@@ -6,7 +6,7 @@
 //
 // Python warns of each failure once, and counts all (tsfuser/planning/failures.py). Three things reach the
 // program nevertheless: out of memory; Ctrl-C, and what signal handlers raise (interrupts.h); and all
-// failures where the fallback is disabled.
+// failures where the fallback is disabled. So does the end of a thread (pthread_exit).
 #pragma once
 
 #include "group/python.h"

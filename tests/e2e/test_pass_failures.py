@@ -210,6 +210,34 @@ def lambda_program(x):
     return torch.relu(x) * 2.0 + 1.0
 
 
+def test_a_thread_may_end_in_a_pass(tmp_path):
+    """As Python ends a thread that asks for the interpreter once that is gone: by pthread_exit, which unwinds
+    it like an exception, but ends the process where that is swallowed. At its end the thread calls _exit."""
+    source = """
+import ctypes, threading
+import torch, tsfuser
+from tsfuser import _C
+
+libc, key = ctypes.PyDLL(None), ctypes.c_uint()
+libc.pthread_key_create(ctypes.byref(key), libc._exit)
+
+def end(graph):
+    libc.pthread_setspecific(key, ctypes.c_void_p(7))
+    libc.pthread_exit(None)
+
+def run():
+    unit = torch.jit.CompilationUnit("def f(x):\\n    return torch.relu(x) * 2.0 + 1.0\\n")
+    with tsfuser.fuser():
+        for _ in range(3):
+            unit.f(torch.randn(3))
+
+_C.set_pass(end)
+threading.Thread(target=run).start()
+"""
+    status, _, err = run_python(tmp_path, source)
+    assert status == 7, err
+
+
 def test_with_the_fallback_disabled_a_failure_is_raised(tmp_path):
     source = """
 import sys, torch, tsfuser
