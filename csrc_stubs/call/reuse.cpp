@@ -1,5 +1,7 @@
 #include "call/reuse.h"
 
+#include "call/room.h"
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
@@ -51,7 +53,9 @@ std::vector<PreparedReuse> prepare_reuses(const Plan& plan, const std::vector<in
     const Allocation& made = plan.allocations[reuse.allocation];
     const size_t rank = made.sizes.size();
     const at::IntArrayRef sizes{dims.data() + begin, rank}, strides{dims.data() + begin + rank, rank};
-    const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(made.dtype));
+    const size_t bytes = made.elements < 0
+                             ? at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(made.dtype))
+                             : static_cast<size_t>(values[made.elements]) * c10::elementSize(made.dtype);
     if (bytes > 0 && is_alike(reuse, values)) {
       found.push_back({reuse.allocation, reuse.input, bytes, begin});
     }
@@ -82,6 +86,9 @@ bool take_memory(const PreparedCall& call, c10::Device device, at::ArrayRef<c10:
     allocated.resize(plan.allocations.size());
     allocated[reuse.allocation] = tensor_in(old.unsafeGetTensorImpl()->unsafe_storage(), made.dtype,
                                             {sizes, rank}, {sizes + rank, rank});
+    if (made.elements >= 0) {
+      mark_room(allocated[reuse.allocation], made.room_dim);
+    }
     dead &= ~bit;
     taken = true;
   }

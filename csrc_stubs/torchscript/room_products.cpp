@@ -7,7 +7,8 @@
 // whole access, of one of both operands or of the result, also where its rows begin at accesses (measured on
 // an H200). So such a dim is as long as with room. Both operands need zeros behind the dim that they share:
 // zeros add nothing. Behind the others may lie anything that can be read. An operand without that is copied,
-// if the copy costs less than it saves.
+// if the copy costs less than it saves. But if it lacks only columns (the weight of an inference: 50,257
+// rows, transposed), there are two products: of 50,256 columns, and of one.
 
 #include "torchscript/prepare.h"
 #include "torchscript/room_products.h"
@@ -175,7 +176,17 @@ at::Tensor multiplied(const at::Tensor& left, const at::Tensor& right,
   return at::addmm(more ? at::constant_pad_nd(*bias, {0, more}) : *bias, left, right);
 }
 
-// The product with room; none where it is best as it is.
+// left @ right in rows of `step` elements: first the columns that fill whole accesses, then the few others.
+at::Tensor in_two_steps(const at::Tensor& left, const at::Tensor& right, int64_t step) {
+  const int64_t columns = right.size(1), first = columns / kAccess * kAccess;
+  const at::Tensor made = at::empty({left.size(0), step}, left.options());
+  at::Tensor begin = made.narrow(1, 0, first), end = made.narrow(1, first, columns - first);
+  at::mm_out(begin, left, right.narrow(1, 0, first));
+  at::mm_out(end, left, right.narrow(1, first, columns - first));
+  return made;
+}
+
+// a @ b with room; none where it is best as it is.
 std::optional<at::Tensor> with_room(const at::Tensor& a, const at::Tensor& b,
                                     const std::optional<at::Tensor>& bias, const RoomChoice& choice) {
   const auto wide = [](const at::Tensor& matrices, int64_t dim, bool is_inside) {
@@ -190,7 +201,10 @@ std::optional<at::Tensor> with_room(const at::Tensor& a, const at::Tensor& b,
     return std::nullopt;
   }
   Operand left{a, rows, inner, has_zeros ? -1 : 0}, right{b, inner, columns, has_zeros ? -2 : 0};
-  const bool copies_left = !left.has_all(), copies_right = !right.has_all();
+  const Operand narrow{b, inner, b.size(-1), right.zeros};
+  const bool two_steps =
+      !right.has_all() && a.dim() == 2 && !bias && b.size(-1) > kAccess && narrow.has_all();
+  const bool copies_left = !left.has_all(), copies_right = !right.has_all() && !two_steps;
   const int64_t bytes = copies_left * left.bytes() + copies_right * right.bytes();
   const double operations = 2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(-1));
   if (bytes && (choice.least < 0 || operations < static_cast<double>(choice.least) * bytes)) {
@@ -202,7 +216,8 @@ std::optional<at::Tensor> with_room(const at::Tensor& a, const at::Tensor& b,
   if (copies_right) {
     right.copy();
   }
-  const at::Tensor made = multiplied(left.widened(), right.widened(), bias);
+  const at::Tensor made = two_steps ? in_two_steps(left.widened(), narrow.widened(), columns)
+                                    : multiplied(left.widened(), right.widened(), bias);
   if (is_part) {
     return part_of(made, a, b);
   }

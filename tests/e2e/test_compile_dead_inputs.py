@@ -149,9 +149,9 @@ def test_saved_tensors_belong_to_the_backward_but_for_cuda_graphs(mode, gives, m
     """Whose trees know the addresses of what a forward has saved."""
     known = []
 
-    def recorded(module, settings, origin, donated, roundings):
+    def recorded(module, settings, origin, donated, *others):
         known.append((origin.role, bool(donated)))
-        return compile_graph(module, settings, origin, donated, roundings)
+        return compile_graph(module, settings, origin, donated, *others)
 
     monkeypatch.setattr(door, "compile_graph", recorded)
     model, x = Net(), torch.randn(64, 256)
@@ -190,10 +190,10 @@ def test_what_an_op_of_others_has_seen_does_not_belong_to_the_backward(seen, sen
 
     known = {}
 
-    def recorded(module, settings, origin, donated, roundings):
+    def recorded(module, settings, origin, donated, *others):
         taken = [node.name for node in module.graph.find_nodes(op="placeholder")]
         known[origin.role] = {taken[k] for k in donated}
-        return compile_graph(module, settings, origin, donated, roundings)
+        return compile_graph(module, settings, origin, donated, *others)
 
     monkeypatch.setattr(door, "compile_graph", recorded)
     x = torch.randn(8, 8, device=device)

@@ -10,9 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from kit.allocations import allocations
 from kit.support import assert_matches
 from tsfuser.frontends.dynamo import watch
+from tsfuser.frontends.dynamo.program import compile_graph
+from tsfuser.frontends.dynamo.settings import Settings
 from tsfuser.graph import matmul_operands, matrix_room, operand_room
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
@@ -118,6 +122,16 @@ def test_a_copy_has_to_pay(device, least, copies):
     with recorded() as ops:
         product(a, b)
     assert ops["aten::copy_"] == copies and ops["aten::mm"] == 1
+
+
+def test_columns_that_a_weight_lacks_are_a_product_of_their_own(device):
+    """No copy of a weight of 57 rows, however few rows the other operand has."""
+    a, b = (torch.randn(s).to(device).half() for s in ((2, 32), (57, 32)))
+    product = product_of(2, (False, True), True, -1, bias=False)
+    with recorded() as ops:
+        got = product(a, b)
+    assert ops["aten::copy_"] == 0 and ops["aten::mm"] == 2 and got.stride() == (64, 1)
+    assert_matches(got, a @ b.t(), a.double() @ b.double().t(), ops=1, strides=False)
 
 
 @pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
@@ -249,6 +263,80 @@ def test_no_group_stores_logits_or_their_gradient_twice(device):
                 returned = {v.debugName() for v in subgraph.outputs()}
                 roomed = [n.inputsAt(0).debugName() for n in subgraph.nodes() if n.kind() == ROOM]
                 assert returned.isdisjoint(roomed)
+
+
+@torch.library.custom_op("matrix_room::row_step", mutates_args=())
+def row_step(x: torch.Tensor) -> torch.Tensor:
+    return torch.full((), float(x.stride(0)), device=x.device)
+
+
+@row_step.register_fake
+def _(x):
+    return torch.empty((), device=x.device)
+
+
+class Looks(torch.autograd.Function):
+    """A backward that depends on the strides of what is saved."""
+
+    @staticmethod
+    def forward(ctx, z, how):
+        ctx.save_for_backward(z)
+        ctx.how = how
+        return torch.sin(z.float())
+
+    @staticmethod
+    def backward(ctx, g):
+        (z,) = ctx.saved_tensors
+        if ctx.how == "op":
+            return g * row_step(z), None
+        if ctx.how == "view":
+            return g * row_step(z[1:].detach()), None
+        if ctx.how == "as_strided":
+            return g * torch.as_strided(z, (4, 10), (20, 2)).float().sum(), None
+        return g * torch.cos(z.float()), None
+
+
+@pytest.mark.parametrize("how", ["op", "view", "as_strided", "none"])
+def test_what_is_saved_has_gaps_only_where_no_stride_is_read(device, how):
+    def program(x, w):
+        return (Looks.apply(x @ w, how) * 0.5).sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="tsfuser")
+    generator = torch.Generator().manual_seed(2)
+    x, w = (torch.randn(s, generator=generator).to(device).half() for s in ((24, 32), (32, 57)))
+    saved = []
+    for function in (compiled, compiled, program):
+        leaves = [v.clone().requires_grad_() for v in (x, w)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda v: saved.append(v.stride()) or v, lambda v: v):
+            loss = function(*leaves)
+        loss.backward()
+        found = [loss.detach(), *(v.grad for v in leaves)]
+        if function is compiled:
+            got, strides = found, list(saved)
+    for mine, theirs in zip(got, found, strict=True):
+        assert_matches(mine, theirs, ops=8)
+    assert ((64, 1) in strides) == (how == "none")
+
+
+@pytest.mark.parametrize("rows, buffers", [(24, 1), (23, 2)])
+def test_what_has_room_is_written_over_a_result_with_gaps(device, rows, buffers):
+    """Where that is as large in memory: behind 23 rows it has no zeros."""
+
+    def middle(x, v, w):
+        return (torch.tanh((x @ v) * 2.0) @ w,)
+
+    torch.manual_seed(rows)
+    given = [torch.randn(s).to(device).half() for s in ((rows, 64), (64, 249), (249, 64))]
+    run = compile_graph(make_fx(middle)(*given), Settings())
+    for _ in range(2):
+        (got,) = run(list(given))
+    assert_matches(got, middle(*given)[0], middle(*(x.double() for x in given))[0], ops=4)
+    made, _ = allocations(lambda: run(list(given)), device)
+    copies, wide, result = 2 * 64 * 256 * 2, rows * 256 * 2, rows * 64 * 2
+    zeros = (24 - rows) * 256 * 2 * (buffers - 1)
+    assert made - copies - result - zeros <= buffers * wide + 512 * 4  # CUDA rounds sizes up
+    assert made - copies - result - zeros > (buffers - 1) * wide
 
 
 def test_other_sizes_of_a_dynamic_graph(device):

@@ -11,7 +11,6 @@ from kit.native_support import group_function
 from kit.support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph import matmul_operands, matrix_room, operand_room
-from tsfuser.planning import compile
 from tsfuser.planning.plan import Plan, verify
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
@@ -465,25 +464,6 @@ def test_second_derivatives(device):
     with tsfuser.fuser():
         errors = [(penalty(scripted) - true).norm() for _ in range(4)]
     assert max(errors) <= 1.1 * (penalty(attend) - true).norm()
-
-
-def test_what_has_room_has_memory_of_its_own(device, monkeypatch):
-    """A result may lie in the memory of an operand that nobody needs any more, but for that."""
-    plans = []
-    make = compile._plan
-    monkeypatch.setattr(compile, "_plan", lambda *given: plans.append(make(*given)) or plans[-1])
-
-    def program(p: Tensor, v: Tensor):
-        return torch.matmul(torch.softmax(p * 0.123, -1), v * 0.321) * 2.0
-
-    scripted = fresh(program)
-    with tsfuser.fuser(), no_fallback(), torch.no_grad():
-        for _ in range(3):
-            scripted(torch.rand(2, 49, 49).to(device).half(), torch.rand(2, 49, 8).to(device).half())
-    with_room = [plan for plan in plans if plan.rooms]
-    assert len(with_room) == 2
-    for plan in with_room:
-        assert {k for k, *_ in plan.rooms}.isdisjoint(allocation for allocation, *_ in plan.reuses)
 
 
 @pytest.mark.parametrize("t", [8, 9, 48])

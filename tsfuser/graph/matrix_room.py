@@ -20,6 +20,7 @@ program gets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -46,6 +47,7 @@ from .wrapper import (
 
 #: Kind -> the positions of both matrices.
 _KINDS = {"aten::mm": (0, 1), PRODUCT: (0, 1), "aten::addmm": (1, 2)}
+_GAPS = "may_have_gaps"  # attribute of what returns: the outputs that may have gaps
 _CAST, _TURN, _CONTIGUOUS = "aten::_to_copy", "aten::t", "aten::contiguous"
 #: Operations for each byte of a copy, from which on it costs less than it saves. On an H200 each saves 4 to 9
 #: fs, and the copy of a byte takes 600 to 1,200. Other GPUs have nearly the same ratio.
@@ -110,6 +112,17 @@ def make_matrix_room(graph: Graph) -> Graph:
     for product in products:
         _use_room(graph, product, made, effects)
     return graph
+
+
+def allow_gaps(graph: Graph, outputs: Iterable[int]) -> None:
+    """Notes that nobody can tell gaps between the rows of these outputs."""
+    graph.return_node().is_(_GAPS, list(outputs))
+
+
+def has_gaps(value: Value) -> bool:
+    """Whether rows of the matrix lie apart."""
+    sizes, strides = shape(value)
+    return sizes is not None and strides not in ([sizes[1], 1], [1, sizes[0]])
 
 
 def _product(node: Node) -> _Product | None:
@@ -179,7 +192,7 @@ def _with_room(graph: Graph, operand: _Operand) -> Value:
     room = graph.create(WITH_ROOM, [value, number], 1).insertAfter(maker).output()
     room.setType(_with_gaps(value) if has_gaps else value.type())
     for use in list(value.uses()):
-        if use.user != room.node() and (not has_gaps or _reads_gaps(use.user)):
+        if use.user != room.node() and (not has_gaps or _reads_gaps(use)):
             use.user.replaceInput(use.offset, room)
     for turn in [use.user for use in room.uses() if use.user.kind() == _TURN]:
         for again in [use.user for use in turn.output().uses() if use.user.kind() == _TURN]:
@@ -197,20 +210,26 @@ def _with_gaps(value: Value):
     return torch._C.TensorType.create_from_tensor(like).with_device(value.type().device())
 
 
-def _reads_gaps(node: Node, views: list[Node] | None = None) -> bool:
-    """Whether the node computes the same of a tensor with gaps, perhaps behind views, and nobody can tell.
+def _reads_gaps(use: torch._C.Use, views: list[Node] | None = None) -> bool:
+    """Whether the reader computes the same of a tensor with gaps, perhaps behind views, and nobody can tell.
     `views` gets those that would raise."""
+    node = use.user
+    if node.kind() == "prim::Return":
+        return node.hasAttribute(_GAPS) and use.offset in getattr(node, "is")(_GAPS)
     if operand_room.hands_on(node):
         if node.kind() == operand_room.VIEW and views is not None:
             views.append(node)
-        return all(_reads_gaps(use.user, views) for use in node.output().uses())
+        return all(
+            inner.user.kind() != "prim::Return" and _reads_gaps(inner, views)
+            for inner in node.output().uses()
+        )
     return node.kind() in operand_room.QUESTIONS or node.kind() in fresh_kinds()
 
 
 def _use_room(graph: Graph, product: _Product, made: dict[int, Value], effects: Effects) -> None:
     """Puts the product with room in the place of the plain one."""
     node, result = product.node, product.node.output()
-    others = [use for use in result.uses() if not _reads_gaps(use.user)]
+    others = [use for use in result.uses() if not _reads_gaps(use)]
     has_gaps = operand_room.wants_room(product.columns)
     if has_gaps and (effects.is_written(result) or (others and product.length < LEAST_OPERATIONS)):
         return  # a copy for others would cost more than is saved
@@ -227,7 +246,7 @@ def _use_room(graph: Graph, product: _Product, made: dict[int, Value], effects: 
             use.user.replaceInput(use.offset, dense)
     views: list[Node] = []
     for use in list(result.uses()) if has_gaps else []:
-        _reads_gaps(use.user, views)
+        _reads_gaps(use, views)
     result.replaceAllUsesWith(new.output())
     node.destroy()
     operand_room.reshape_instead(graph, views)

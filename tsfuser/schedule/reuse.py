@@ -10,7 +10,8 @@ once the first one begins that stores the result. Example, y = gelu(x) * s, wher
 There is no such pair for x - mean(x), if a sweep before the last one that reads x stores the result; for an
 argument that other kernels read later; for a transposed operand of the same kernel. There the load comes
 before the store because the result is computed from the operand. Integers are left out, because a compiler
-may drop that dependence (x * 0); so are results with zeros behind their parts, which need memory for these.
+may drop that dependence (x * 0). Zeros behind the parts of a result lie where no element of the argument
+does: C++ compares the sizes in memory.
 """
 
 from __future__ import annotations
@@ -43,12 +44,11 @@ def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
         return ()
     wanted = {what for kind, what in fusion.results if kind == "input"}
     found: list[Reuse] = []
-    alone = {k for k, output in enumerate(fusion.outputs) if output.room is not None}
     for stage in reversed(stages):
         inside = [r for r in _in_kernel(stage) if r.argument not in wanted]
         wanted |= _read(stage.segment)
         pairs = [*inside, *_of_earlier_kernels(fusion, stage.segment, wanted)]
-        found = [r for r in pairs if r.allocation < len(fusion.outputs) and r.allocation not in alone] + found
+        found = [r for r in pairs if r.allocation < len(fusion.outputs)] + found
     return tuple(found)
 
 

@@ -27,6 +27,7 @@ from .joint_graph.channels_last import channels_last
 from .joint_graph.dropout import seed_dropouts
 from .joint_graph.partition import LENT, partition
 from .joint_graph.repeats import merge_repeats
+from .joint_graph.saved_gaps import SavedGaps
 from .program import compile_graph
 from .tracing.decompositions import decompositions
 from .tracing.whole_ops import whole_ops
@@ -54,7 +55,7 @@ def backend(
         )
     expect_cuda()
     graphs = CudaGraphs() if mode == "reduce-overhead" else None
-    compiler = partial(_compile, settings, watch.arrived(module), graphs, Roundings())
+    compiler = partial(_compile, settings, watch.arrived(module), graphs, Roundings(), SavedGaps())
     compiled = aot_autograd(
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
@@ -78,15 +79,18 @@ def _compile(
     source: watch.Source,
     graphs: CudaGraphs | None,
     roundings: Roundings,
+    gaps: SavedGaps,
     role: str,
     module: fx.GraphModule,
     inputs: Sequence[Any],
 ) -> Callable[[list], Any]:
     if role == "inference":
         module = _prepared(module, settings)
+    if role == "backward":
+        gaps.apply(module)
     donated = _donated(module) if role == "backward" and graphs is None else ()
     origin = watch.Origin(source, role)
-    call = compile_graph(module, settings, origin, donated, roundings.passes(role))
+    call = compile_graph(module, settings, origin, donated, roundings.passes(role), gaps)
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
 
 

@@ -7,8 +7,8 @@ between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from .fx.kept import Kept
 from .fx.types import is_nested_int
 from .groups.passes import fuse
 from .groups.roundings import Pass
+from .joint_graph.saved_gaps import SavedGaps
 from .pieces import in_order
 from .rewrites.parts import compute_parts
 from .rewrites.product_sums import add_as_made
@@ -44,11 +45,12 @@ def compile_graph(
     origin: watch.Origin | None = None,
     donated: Collection[int] = (),
     roundings: Sequence[Pass] = (),
+    gaps: SavedGaps | None = None,
 ) -> Callable[[list], Any]:
     """The boxed function. The module runs as it is if it takes lengths of nested tensors, or if this fails,
     with a warning. If the module has an `origin`, `watch` gets the outcome. `donated`: the positions of
     arguments over which the function may write, if it gets the last reference to them. `roundings`: those of
-    `fuse`."""
+    `fuse`. `gaps` gets the strides of what a forward saves with gaps."""
     kept = Kept(module)
     try:
         if origin is not None:
@@ -56,6 +58,8 @@ def compile_graph(
         if _takes_nested_ints(module):
             return _left_unfused(module, origin, "it computes with the lengths of nested tensors")
         compiled = _whole(module, settings, origin, donated, roundings)
+        if gaps is not None:
+            gaps.note(compiled.gaps)
         if origin is not None:
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
@@ -108,12 +112,13 @@ def _name_line(error: BaseException, place: str | None) -> None:
 
 @dataclass
 class _Compiled:
-    """The function that runs, and the fields of its `watch.Outcome`."""
+    """The function that runs, the fields of its `watch.Outcome`, and what it saves with gaps."""
 
     module: fx.GraphModule
     call: Callable[[list], Any]
     programs: dict[str, tuple[Translation, Refusals]]
     foreign: dict[str, str]
+    gaps: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def _whole(
@@ -128,7 +133,7 @@ def _whole(
     translation = translate(module)
     if not translation.foreign:
         program, refusals = _program(translation, settings, origin, donated, roundings)
-        return _Compiled(module, program, {"": (translation, refusals)}, {})
+        return _Compiled(module, program, {"": (translation, refusals)}, {}, translation.gaps)
     for node, reason in translation.foreign.items():
         log.write("partition", f"{node} is left to Python: {reason}", "")
     pieces = split(module, translation.foreign)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from .... import log
+from ....graph.matrix_room import allow_gaps, has_gaps
 from ....graph.passes import run
 from ....grouping.groups import Group
 from ....grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
@@ -50,6 +51,7 @@ def fuse(
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
     work = Work(graph, refusals, lone_reductions=True)
+    allow_gaps(graph, translation.may_have_gaps)
     run(work, PASSES)
     for put_roundings in roundings:
         put_roundings(graph)
@@ -73,8 +75,18 @@ def fuse(
         log.write("graph_fuser", "Before Compilation", str(graph))
     for group_id, args in expected_calls(graph, translation.numbers):
         prepare(group_id, args)
+    _leave_gaps(translation)
     torch._C._jit_pass_erase_shape_information(graph)
     return refusals
+
+
+def _leave_gaps(translation: Translation) -> None:
+    """Leaves gaps between the rows of outputs that may have some."""
+    outputs = list(translation.graph.outputs())
+    for k, name in translation.may_have_gaps.items():
+        if has_gaps(outputs[k]):
+            translation.orders[k] = None
+            translation.gaps[name] = tuple(outputs[k].type().strides())
 
 
 def _leave(translation: Translation, left: list[Update]) -> None:

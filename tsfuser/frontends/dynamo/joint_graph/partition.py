@@ -30,6 +30,7 @@ from .dropout import seed_dropouts
 from .from_results import read_results
 from .recomputable import recomputable
 from .repeats import merge_repeats
+from .saved_gaps import mark_gaps
 
 aten = torch.ops.aten
 
@@ -60,6 +61,7 @@ def partition(
         forward, backward = partitioner(kept.put_back(), inputs, num_fwd_outputs=num_fwd_outputs, **others)
     save_old_values(forward, num_fwd_outputs)
     mark_lent(forward, backward)
+    mark_gaps(forward, backward, num_fwd_outputs)
     return forward, backward
 
 

@@ -30,6 +30,7 @@ from ..fx.places import place_of
 from ..fx.recomputed import name_value
 from ..fx.types import hint, order_of, type_of
 from ..fx.updates import last_updates
+from ..joint_graph.saved_gaps import MAY_HAVE_GAPS
 from .arguments import Arguments
 from .numbers import CHECKS, Numbers
 
@@ -52,6 +53,9 @@ class Translation:
     #: the number that a size was in the traced call, by `unique()` of its value
     numbers: dict[int, int] = field(default_factory=dict)
     donated: list[int] = field(default_factory=list)  # inputs over which groups may write
+    #: outputs whose rows may lie apart -> what the backward calls them; those that do, with their strides
+    may_have_gaps: dict[int, str] = field(default_factory=dict)
+    gaps: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def translate(module: fx.GraphModule) -> Translation:
@@ -213,6 +217,8 @@ class _Translator:
         given = last.args[0]
         for item in given if isinstance(given, (list, tuple)) else [given]:
             self.made.results.append(None if item is None else self._output(item))
+        for k, name in last.meta.get(MAY_HAVE_GAPS, {}).items():
+            self.made.may_have_gaps[self.made.results[k]] = name
         for node in copies:
             target, source = node.args
             self.made.updates.append((self.inputs[target], self._output(source)))
