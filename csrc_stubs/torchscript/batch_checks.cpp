@@ -34,18 +34,16 @@ using torch::jit::Node;
 using torch::jit::Use;
 using torch::jit::Value;
 
-bool is_number(const Value* value, int64_t number) { return known_int(value) == number; }
-
 bool is_string(const Value* value) { return known_string(value).has_value(); }
 
 bool is_product(const Node* node, const Value* sizes) {
   static const auto product = c10::Symbol::fromQualString("tsfuser::product_from");
-  if (node->kind() != product || node->input(0) != sizes || !is_number(node->input(1), 2)) {
+  if (node->kind() != product || node->input(0) != sizes || known_int(node->input(1)) != 2) {
     return false;
   }
   const Node* first = node->input(2)->node();
   return first->kind() == c10::aten::__getitem__ && first->input(0) == sizes &&
-         is_number(first->input(1), 0);
+         known_int(first->input(1)) == 0;
 }
 
 // What the op takes: the tensor whose sizes are looked at, the message with a place for them, and the
@@ -63,7 +61,7 @@ std::optional<BatchCheck> check_of(const Node* inner) {
   std::vector<const Node*> raising;
   std::copy_if(taken->nodes().begin(), taken->nodes().end(), std::back_inserter(raising),
                [](const Node* node) { return node->kind() != c10::prim::Constant; });
-  if (compared->kind() != c10::aten::eq || !is_number(compared->input(1), 1) ||
+  if (compared->kind() != c10::aten::eq || known_int(compared->input(1)) != 1 ||
       inner->outputs().size() != 0 ||
       inner->blocks()[1]->nodes().begin() != inner->blocks()[1]->nodes().end() || raising.size() != 2 ||
       raising[0]->kind() != c10::aten::format || raising[1]->kind() != c10::prim::RaiseException ||

@@ -35,8 +35,6 @@ using torch::jit::Node;
 using torch::jit::Use;
 using torch::jit::Value;
 
-bool is_constant(const Value* value, int64_t number) { return known_int(value) == number; }
-
 // Whether the value is a view, with other sizes of 1 at most, of a tensor whose dims have changed places.
 bool is_transposed(const Value* value) {
   static const Kinds moves = {c10::aten::transpose, c10::aten::permute, c10::aten::t,
@@ -53,7 +51,7 @@ bool is_taken_apart(const Node* copy, const Node* first) {
   const auto& uses = copy->output()->uses();
   return uses.size() > 1 && std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
            const Node* part = use.user;
-           return part->kind() == c10::aten::select && use.offset == 0 && is_constant(part->input(1), 0) &&
+           return part->kind() == c10::aten::select && use.offset == 0 && known_int(part->input(1)) == 0 &&
                   part->owningBlock() == copy->owningBlock() && part->isAfter(first) &&
                   is_never_written(part->output());
          });
@@ -126,11 +124,11 @@ void copy_parts_alone(Graph& graph, const Node* first) {
   constexpr auto row_major = static_cast<int64_t>(at::MemoryFormat::Contiguous);
   for (Node* node : all_nodes(graph)) {
     if (node->kind() == c10::aten::contiguous && node->isAfter(first) &&
-        is_constant(node->input(1), row_major) && is_transposed(node->input(0)) &&
+        known_int(node->input(1)) == row_major && is_transposed(node->input(0)) &&
         is_own_and_stays(node->input(0)) && is_taken_apart(node, first)) {
       copy_parts(node);
     } else if (node->kind() == c10::aten::size && node->inputs().size() == 2 &&
-               is_constant(node->input(1), -1)) {
+               known_int(node->input(1)) == -1) {
       ask_weight(node, first);
     }
   }

@@ -41,15 +41,11 @@ using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
 
-bool is_int(const Value* value) { return known_int(value).has_value(); }
-
-bool is_one(const Value* value) { return known_int(value) == 1; }
-
 // aten::add_(%counter, number, 1) of a module's tensor, the result of which nobody reads
 bool is_count(const Node* node) {
   return node->kind() == c10::aten::add_ && node->inputs().size() == 3 && !node->hasUses() &&
          node->input(0)->node()->kind() == c10::prim::GetAttr && is_tensor(node->input(0)) &&
-         is_int(node->input(1)) && is_one(node->input(2));
+         known_int(node->input(1)) && known_int(node->input(2)) == 1;
 }
 
 // The Ifs around the node, the innermost first; nothing where it is in something else than Ifs.

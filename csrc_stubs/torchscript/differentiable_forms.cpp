@@ -50,8 +50,6 @@ using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
 
-bool is_false(const Value* value) { return known_bool(value) == false; }
-
 bool is_none(const Value* value) {
   const auto constant = torch::jit::toIValue(value);
   return constant && constant->isNone();
@@ -384,13 +382,13 @@ void drop_idle_casts(Graph& graph) {
 }  // namespace
 
 bool is_idle_cast(const Node* node) {
-  return is_cast(node) && is_false(node->input(1)) && is_false(node->input(2));
+  return is_cast(node) && known_bool(node->input(1)) == false && known_bool(node->input(2)) == false;
 }
 
 bool is_read_cast(const Node* node) {
   return node->kind() == c10::aten::to && node->inputs().size() == 5 &&
-         may_be_fractional(node->input(1), node->input(0)) && is_false(node->input(2)) &&
-         is_false(node->input(3)) && is_none(node->input(4)) &&
+         may_be_fractional(node->input(1), node->input(0)) && known_bool(node->input(2)) == false &&
+         known_bool(node->input(3)) == false && is_none(node->input(4)) &&
          is_only_read(node->output());  // its memory may be that of its operand
 }
 

@@ -107,8 +107,6 @@ void write_join(Node* node, c10::Symbol twin) {
 
 bool is_there(const Value* value) { return value->type()->kind() != c10::TypeKind::NoneType; }
 
-bool is_set(const Value* value) { return known_bool(value).value(); }
-
 bool is_copied(const Value* dim) { return known_int(dim) == kCopied; }
 
 void restore_joined(Node* node, Walk& walk) {
@@ -129,7 +127,7 @@ void restore_joined(Node* node, Walk& walk) {
     }
   }
   Node* list = node->owningGraph()->createList(c10::TensorType::get(), tensors)->insertBefore(node);
-  put(node, walk, is_set(node->input(most_joined() + 1)) ? c10::aten::stack : c10::aten::cat,
+  put(node, walk, known_bool(node->input(most_joined() + 1)).value() ? c10::aten::stack : c10::aten::cat,
       {list->output(), node->input(most_joined())});
 }
 
@@ -165,7 +163,7 @@ void restore_joined_part(Node* node, Walk& walk) {
   }
   static const auto narrow = c10::Symbol::fromQualString("aten::narrow");
   std::vector<Value*> operands = node->inputs().vec();
-  const bool stacked = is_set(operands.back());
+  const bool stacked = known_bool(operands.back()).value();
   operands.resize(stacked ? 3 : 4);
   put(node, walk, stacked ? c10::aten::select : narrow, operands);
 }

@@ -64,13 +64,11 @@ int64_t dims_of_image(const Node* node) {
   return found == dims.end() ? 0 : found->second;
 }
 
-bool is_constant_bool(const Value* value, bool wanted) { return known_bool(value) == wanted; }
-
 // Whether autocast casts the value where it is on CUDA, and nowhere else.
 bool is_cast_on_cuda(const Value* value) {
   const Node* cast = behind_profile(value)->node();
-  return cast->kind() == c10::aten::_autocast_to_reduced_precision &&
-         is_constant_bool(cast->input(1), true) && is_constant_bool(cast->input(2), false);
+  return cast->kind() == c10::aten::_autocast_to_reduced_precision && known_bool(cast->input(1)) == true &&
+         known_bool(cast->input(2)) == false;
 }
 
 // Whether an op of groups that computes something reads the value, perhaps behind casts and views.

@@ -261,14 +261,13 @@ Value* only_index(const Node* node) {
 
 // Whether the node is one that the backward knows all of.
 bool has_backward(const Node* node, Norm norm) {
-  const auto is_true = [](const Value* value) { return known_bool(value) == true; };
   switch (norm) {
     case kGroupNorm:  // eager's derivative fails for a bias alone
       return is_given_or_absent(node->input(2)) &&
              (is_absent(node->input(3)) || (is_tensor(node->input(3)) && is_tensor(node->input(2))));
     case kInstanceNorm:
       return is_given_or_absent(node->input(1)) && is_given_or_absent(node->input(2)) &&
-             is_absent(node->input(3)) && is_absent(node->input(4)) && is_true(node->input(5));
+             is_absent(node->input(3)) && is_absent(node->input(4)) && known_bool(node->input(5)) == true;
     case kIndexed: return only_index(node) != nullptr;
     default:  // of which autocast on CUDA has casts that no graph shows
       return is_given_or_absent(node->input(2)) && !at::autocast::is_autocast_enabled(at::kCUDA);

@@ -31,8 +31,6 @@ bool is_call(const Node* node, c10::Symbol kind, size_t inputs) {
   return node->kind() == kind && node->inputs().size() == inputs && node->outputs().size() == 1;
 }
 
-bool is_true(const Value* value) { return known_bool(value) == true; }
-
 struct Product {
   Value* sizes;
   Value* first;
@@ -40,14 +38,14 @@ struct Product {
 
 // The list that the loop multiplies the items of, and the constant that it starts at.
 std::optional<Product> product_of(const Node* loop) {
-  if (loop->kind() != c10::prim::Loop || loop->outputs().size() != 1 || !is_true(loop->input(1))) {
+  if (loop->kind() != c10::prim::Loop || loop->outputs().size() != 1 || known_bool(loop->input(1)) != true) {
     return std::nullopt;
   }
   const Block* body = loop->blocks()[0];
   const Value* number = body->inputs()[0];
   const Value* before = body->inputs()[1];
   const Node* product = body->outputs()[1]->node();
-  if (!is_true(body->outputs()[0]) || !is_call(product, c10::aten::mul, 2)) {
+  if (known_bool(body->outputs()[0]) != true || !is_call(product, c10::aten::mul, 2)) {
     return std::nullopt;
   }
   const size_t other = product->input(0) == before ? 1 : 0;

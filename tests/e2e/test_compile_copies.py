@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsfuser
 from kit.support import assert_matches
+from tsfuser.frontends.dynamo.rewrites import copies
+
+aten = torch.ops.aten
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 
@@ -123,3 +127,22 @@ def test_a_part_of_an_input_is_written_in_place(device):
         assert_matches(run(ours, x), function(plain, x), ops=32)
         assert_matches(ours, plain, ops=4)
     assert "slice_scatter" not in str(tsfuser.explain(run, ours, x))
+
+
+def test_arguments_of_a_part_may_be_given_by_name(device):
+    def function(x, y):
+        z = x * 2
+        return torch.slice_scatter(z, y, 1, 2, 4) + torch.select_scatter(z, y[:, 0], 1, -1)
+
+    x, y = torch.randn(4, 6, device=device), torch.randn(4, 2, device=device)
+    graph = make_fx(function, tracing_mode="fake")(x, y).graph
+    for node in graph.nodes:
+        names = {
+            aten.slice_scatter.default: ("dim", "start", "end"),
+            aten.select_scatter.default: ("dim", "index"),
+        }
+        if node.target in names:
+            node.kwargs = dict(reversed(list(zip(names[node.target], node.args[2:]))))
+            node.args = node.args[:2]
+            assert copies.part_replaced(node)
+    assert_matches(torch.fx.GraphModule(torch.nn.Module(), graph)(x, y), function(x, y), ops=8)

@@ -102,3 +102,15 @@ def test_a_number_before_the_tensor_joins_its_group(op, dtype):
     result = program([x])
     assert_matches(result[0] if isinstance(result, tuple) else result, function(x), ops=8)
     assert tsfuser.stats()["launches"] == 1
+
+
+def test_a_choice_of_two_bools_is_a_bool():
+    def function(x, y):
+        n = y.size(0)
+        return x * 2 + 1, torch.sym_ite(x.size(0) > 3, n > 2, n > 5), torch.sym_ite(x.size(0) > 3, n, n + 5)
+
+    run = torch.compile(function, backend="tsfuser", dynamic=True)
+    for rows, n in (2, 3), (5, 3), (2, 7), (6, 2):
+        x, y = torch.randn(rows, 3), torch.randn(n, 2)
+        found, expected = run(x, y)[1:], function(x, y)[1:]
+        assert found == expected and type(found[0]) is bool and type(found[1]) is int

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ....graph import compared
 from ....graph.compared import Step, met_again
 from ....ops import table, without_row
+from ..fx.strides import is_view
 
 _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -114,11 +115,7 @@ def is_elementwise(node: fx.Node) -> bool:
     row = _row(node)
     if row is not None:
         return compared.is_elementwise(row)
-    return _is_view(node) or torch.Tag.pointwise in node.target.tags
-
-
-def _is_view(node: fx.Node) -> bool:
-    return any(r.alias_info is not None for r in node.target._schema.returns)  # type: ignore[union-attr]
+    return is_view(node) or torch.Tag.pointwise in node.target.tags
 
 
 def selects(node: fx.Node) -> bool:
@@ -128,4 +125,4 @@ def selects(node: fx.Node) -> bool:
     row = _row(node)
     if row is not None:
         return compared.selects(row)
-    return _is_view(node) or node.target.name().partition(".")[0] in without_row.SELECTS
+    return is_view(node) or node.target.name().partition(".")[0] in without_row.SELECTS

@@ -118,12 +118,13 @@ def _is_single(node: fx.Node, base: Any) -> bool:
 def _place(node: fx.Node) -> tuple[int, int, int] | None:
     """The dim, and where in it the part begins and ends; None if that is not known, or if it has gaps."""
     sizes = node.meta["val"].shape
-    dim, *where = [*node.args[2:], *node.kwargs.values()] or [0]
-    dim %= max(len(sizes), 1)
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args)), **node.kwargs}
+    dim = given.get("dim", 0) % max(len(sizes), 1)
     if node.target is aten.select_scatter.default:
-        start = where[0] % sizes[dim] if type(where[0]) is int else None
+        start = given["index"] % sizes[dim] if type(given["index"]) is int else None
         return None if start is None else (dim, start, start + 1)
-    start, end, step = (*where, None, None, None)[:3] if len(where) < 3 else where[:3]
+    start, end, step = (given.get(name) for name in ("start", "end", "step"))
     if step not in (None, 1) or any(type(x) is not int and x is not None for x in (start, end)):
         return None
     start, end, _ = slice(start, end).indices(sizes[dim])

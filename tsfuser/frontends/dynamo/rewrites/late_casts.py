@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ....ops import table, without_row
 from ..fx.insert import Insert, evaluate
-from ..fx.strides import is_one_of, reads_strides
+from ..fx.strides import is_one_of, is_view, reads_strides
 from ..fx.types import hint
 
 #: Views whose results are parts of their first operand.
@@ -114,7 +114,7 @@ def _is_one_channel(part: fx.Node) -> bool:
 def views_of(node: fx.Node) -> Iterator[fx.Node]:
     """The views of the node's memory, each after the view that it is made from."""
     for user in sorted(node.users):
-        if _is_view(user):
+        if is_view(user):
             yield user
             yield from views_of(user)
 
@@ -123,14 +123,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that read elements of the node, directly or through views."""
     for seen in (node, *views_of(node)):
         readers = (user for user in seen.users if not is_one_of(without_row.READ_SIZES, user))
-        yield from (user for user in readers if not _is_view(user))
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return _is_view(node.args[0])  # type: ignore[arg-type]
-    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
-    return any(r.alias_info is not None for r in returns)
+        yield from (user for user in readers if not is_view(user))
 
 
 def has_row(node: fx.Node) -> bool:

@@ -74,7 +74,7 @@ class Numbers:
         if node.target is sizes.SUM:
             return self._sum(given, wanted)
         if node.target is sizes.CHOICE:
-            return self._chosen(*given)
+            return self.cast(self._chosen(*given), wanted)
         if node.target in sizes.WHOLE:
             return self._whole(sizes.WHOLE[node.target], given)
         if sizes.NUMBERS[node.target] == "aten::pow" and wanted is _INT:
@@ -110,7 +110,7 @@ class Numbers:
         return total
 
     def _chosen(self, condition: torch._C.Value, *choices: torch._C.Value) -> torch._C.Value:
-        """`no + condition * (yes - no)`, which is exact for ints."""
+        """`no + condition * (yes - no)`, an int, which is exact for ints and bools."""
         if any(v.type() is _FLOAT for v in choices):
             raise Refusal("a choice between floats")
         yes, no, factor = (self.cast(v, _INT) for v in (*choices, condition))
