@@ -1,6 +1,8 @@
 """`python -m tsfuser`: what a user sees of each command, and the exit status."""
 
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -202,7 +204,34 @@ def test_the_help_names_each_command(capsys):
         with pytest.raises(SystemExit):
             command(words)
         out = capsys.readouterr().out
-        assert all(re.search(rf"^    {name}  ", out, re.M) for name in COMMANDS)
+        assert all(re.search(rf"^    {name}(  |$)", out, re.M) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_their_options(shell, capsys):
+    assert command(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS) and re.search("(--|-l )html", text)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text, text=True, check=True)  # reads it, and runs nothing
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["tsfuser", "ke"], ["kernel"]),
+        (["tsfuser", "explain", "--h"], ["--help", "--html"]),
+        (["tsfuser", "completion", "fi"], ["fish"]),
+    ],
+)
+def test_bash_completes(words, expected, capsys, tmp_path):
+    command(["completion", "bash"])
+    source = capsys.readouterr().out + (
+        f"cd {tmp_path}\nCOMP_WORDS=({' '.join(words)})\nCOMP_CWORD={len(words) - 1}\n_tsfuser\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(["bash"], input=source, capture_output=True, text=True, check=True)
+    assert sorted(set(done.stdout.split())) == expected
 
 
 def test_the_version(capsys):

@@ -6,6 +6,7 @@ In: what became of a scripted function. Out: `Findings`, from which `table` and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .costs import Costs
@@ -77,6 +78,20 @@ class Kernel:
         """
         return self._planned().launch(inputs, tensors, named)
 
+    def script(self, path: str | Path | None = None) -> str:
+        """A Python file that builds and runs this kernel, and those before it in its group, by itself: with
+        inputs like those of the call that was explained, it prints times and, for the last kernel of a group,
+        whether the results are those of torch's ops. Also written to `path` if one is given. Raises
+        ValueError for a kernel that cannot be launched so, in clusters or by a seed of another group."""
+        from .kernel_script import script
+
+        siblings = self._planned().siblings
+        wanted = 1 + next(k for k, (plan, _) in enumerate(siblings) if plan is self.plan)
+        made = script(siblings[:wanted], Path(path).name if path is not None else "kernel.py")
+        if path is not None:
+            Path(path).write_text(made, encoding="utf-8")
+        return made
+
     def _planned(self) -> Planned:
         if self.plan is None:
             raise ValueError(f"nothing is known of the plan of {self.name}")
@@ -121,7 +136,14 @@ def _launch_text(kernel: Kernel) -> str:
     if kernel.launch is None:
         return "not launched: there was nothing to compute"
     registers = f", {kernel.registers} registers" if kernel.registers else ""
-    return f"grid {kernel.grid}, block {kernel.block[0]} x {kernel.block[1]}{registers}"
+    return f"{launch_size(kernel)}{registers}"
+
+
+def launch_size(kernel: Kernel) -> str:
+    """Of its launch: on a CPU how many pieces of work threads share."""
+    if kernel.plan is not None and not kernel.plan.device.startswith("cuda"):
+        return f"{kernel.grid} piece{'' if kernel.grid == 1 else 's'}"
+    return f"grid {kernel.grid}, block {kernel.block[0]} x {kernel.block[1]}"
 
 
 @dataclass(frozen=True)

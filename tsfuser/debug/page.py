@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..grouping.unfused_reasons import NOT_RUN
 from .drawing import drawing
-from .findings import Findings, GraphReport, Group
+from .findings import Findings, GraphReport, Group, launch_size
 from .page_style import SCRIPT, STYLE
 from .summary import MOST, costly_kernels, costly_ops, folded, is_network
 from .table import (
@@ -21,7 +21,6 @@ from .table import (
     clause,
     count,
     duration,
-    launched,
     ops,
     size,
     step,
@@ -154,7 +153,7 @@ def _kernels(groups: list[tuple[Group, int]]) -> str:
                 rate = bandwidth(launch) if launch.seconds else ""
                 share = f" ({k.fraction:.0%})" if k.fraction is not None else ""
                 numbers = [duration(launch.seconds), size(launch.bytes), rate + share]
-            shape = launched(k) if launch else "not launched"
+            shape = launch_size(k) if launch else "not launched"
             cells = "".join(f'<td class="number">{n}</td>' for n in [shape, *numbers])
             code = f"<details><summary>code</summary><pre>{escape(k.source)}</pre></details>"
             rows.append(

@@ -37,6 +37,14 @@ def _format(dtype: DType) -> str:
     return letter if letter == "?" else f"{letter}{dtype.itemsize}"
 
 
+#: What an argument's source is called where its address is filled in later.
+_ADDRESSES = {
+    "input": "input",
+    "update": "input",
+    "allocation": "made",
+    "cleared": "cleared",
+    "flag": "flag",
+}
 _FORMATS = {d.ctype: _format(d) for d in DTYPES.values()} | {"random_state": ("u8", (4,))}
 
 
@@ -70,6 +78,10 @@ class Planned:
     kernel: Kernel
     function: Function
     seeds: int = 0
+    #: of the group: what its results are (`Fusion.results`), its ops, and its kernels with their sources
+    results: tuple[tuple[str, Any], ...] = ()
+    graph: str = ""
+    siblings: list[tuple[Planned, str]] = field(default_factory=list, repr=False, compare=False)
 
     def inputs(self) -> tuple[str, ...]:
         """The group's inputs: names and descriptions."""
@@ -161,10 +173,17 @@ class Planned:
 
     def _args(self, call: Call, inputs: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> Any:
         """The kernel's argument struct, as an array of one element."""
+        struct = self._struct()
+        for p in self.kernel.params:
+            struct[p.name] = self._field(p, call, inputs, tensors)
+        return struct
+
+    def _struct(self) -> Any:
+        """The struct, filled with zeros."""
         import numpy
 
         offsets, size = struct_layout(self.kernel.params)
-        struct = numpy.zeros(
+        return numpy.zeros(
             1,
             numpy.dtype(
                 {
@@ -175,9 +194,26 @@ class Planned:
                 }
             ),
         )
-        for p in self.kernel.params:
-            struct[p.name] = self._field(p, call, inputs, tensors)
-        return struct
+
+    def packed(self) -> tuple[bytes, list[tuple[int, str, int]]]:
+        """The struct for the call that was explained, without addresses, and for each of these where it
+        belongs, and what it is of: the number of an `input`, or of what the plan allocates (`made`; `cleared`
+        before the launch), or a `flag`."""
+        struct, addresses = self._struct(), []
+        numbers = tuple(1 if number is None else number for number in self.numbers)
+        for p, offset in zip(self.kernel.params, struct_layout(self.kernel.params)[0]):
+            kind, *what = p.source
+            if kind in _ADDRESSES:
+                addresses.append((offset, _ADDRESSES[kind], *(what or [0])[:1]))
+            elif kind == "seed":
+                addresses.append((offset, "made", len(self.allocated) - self.seeds + what[0]))
+            elif kind == "seeded":
+                raise ValueError(f"{self.kernel.name} draws the numbers of a seed of another group")
+            elif kind == "random":
+                struct[p.name] = _random(self.device)
+            elif kind != "element":
+                struct[p.name] = self._field(p, self.call, numbers, ())
+        return struct.tobytes(), addresses
 
     def _field(self, p: Param, call: Call, inputs: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> Any:
         """What C++ fills the field with (csrc_stubs/call/plan.cpp)."""

@@ -200,10 +200,15 @@ class GraphReader:
         )
         made += tuple((t.value.dtype.name, t.sizes, t.strides, None) for t in allocations.temporaries)
         made += tuple(("int64", (length,), (1,), None) for length in fusion.seeds)
+        siblings: list[tuple[Planned, str]] = []
+        more = (fusion.results, str(_C.group_graph(known)), siblings)
         plans = [
-            Planned(number, device, names, numbers, call, made, c.kernel, c.function, len(fusion.seeds))
+            Planned(
+                number, device, names, numbers, call, made, c.kernel, c.function, len(fusion.seeds), *more
+            )
             for c in compiled
         ]
+        siblings += [(plan, c.source) for plan, c in zip(plans, compiled)]
         return Group(number, device, nodes, arguments, tuple(_kernels(compiled, run.launches, plans)))
 
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 
 from ..grouping.unfused_reasons import NOT_RUN
-from .findings import Findings, GraphReport, Group, Kernel, Node
+from .findings import Findings, GraphReport, Group, Kernel, Node, launch_size
 from .observe import Timing
 from .summary import MOST, costly_kernels, costly_ops, folded, is_network
 
@@ -147,7 +147,7 @@ def measured(kernel: Kernel) -> str:
     if launch is None:
         return "not launched: there was nothing to compute"
     parts = [
-        launched(kernel),
+        launch_size(kernel),
         duration(launch.seconds),
         size(launch.bytes),
     ]
@@ -161,15 +161,6 @@ def measured(kernel: Kernel) -> str:
 def clause(reason: str) -> str:
     """What comes first in a reason."""
     return re.split(r"[;:] ", reason)[0]
-
-
-def launched(kernel: Kernel) -> str:
-    """The size of its launch: on a CPU how many pieces of work threads take."""
-    launch = kernel.launch
-    assert launch is not None
-    if kernel.plan is not None and not kernel.plan.device.startswith("cuda"):
-        return count(launch.grid, "piece")
-    return f"grid {launch.grid}, block {launch.block_x} x {launch.block_y}"
 
 
 def bandwidth(launch: Timing) -> str:
