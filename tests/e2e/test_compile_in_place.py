@@ -183,6 +183,24 @@ def test_what_is_read_afterwards_is_read_before(device):
                 assert_matches(a, b, ops=30)
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_input_changes_beside_a_result_with_gaps(dynamic, device):
+    """The copy that gives the result its gaps stands at the end, as the one to the input does."""
+
+    def function(x, y):
+        x[0] = 5.0
+        return (y * x)[..., 1:]
+
+    run = torch.compile(function, backend="tsfuser", dynamic=dynamic)
+    before = tsfuser.stats()["left_to_python"]
+    ours, plain = torch.ones(5, 4, device=device), torch.ones(5, 4, device=device)
+    y = torch.randn(5, 4, device=device)
+    found, expected = run(ours, y), function(plain, y)
+    assert_matches(found, expected, ops=4)
+    assert found.stride() == expected.stride() and torch.equal(ours, plain)
+    assert tsfuser.stats()["left_to_python"] == before
+
+
 def test_what_cannot_be_written_in_place_keeps_nothing_else_from_it(device):
     """As the count of Adam's steps on a GPU: all rows read what the first one would change."""
 

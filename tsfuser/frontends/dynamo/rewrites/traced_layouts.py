@@ -26,6 +26,7 @@ from torch import fx
 
 from ..fx.strides import is_view, reads_strides, relies_on_strides
 from ..fx.types import order_of
+from ..fx.updates import move_last
 
 aten = torch.ops.aten
 in_order = torch.ops.tsfuser.in_order.default
@@ -43,6 +44,7 @@ def settle_layouts(module: fx.GraphModule) -> None:
         elif (reads_strides(node) or relies_on_strides(node)) and not _writes(node):
             given = node.args, node.kwargs
             node.args, node.kwargs = fx.map_arg(given, lambda n, node=node: traced.operand(n, node))
+    move_last(module.graph)  # copies to inputs, behind what has been made for results
     module.graph.eliminate_dead_code()
     module.recompile()
 
