@@ -408,8 +408,14 @@ std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& 
   std::vector<DifferentiableExecutors> executors;
   std::unordered_set<const Node*> seen;
   for (Node* node : code.instructions_source()) {
-    if (!node || node->kind() != c10::prim::DifferentiableGraph || node->hasAttribute(eager_name()) ||
-        !seen.insert(node).second) {
+    if (!node || !seen.insert(node).second) {
+      continue;
+    }
+    for (torch::jit::Code* part : packed_codes(*node)) {
+      const auto more = differentiable_executors(*part);
+      executors.insert(executors.end(), more.begin(), more.end());
+    }
+    if (node->kind() != c10::prim::DifferentiableGraph || node->hasAttribute(eager_name())) {
       continue;
     }
     if (node->hasAttribute(program_name())) {
@@ -460,6 +466,24 @@ std::optional<torch::jit::Operation> with_our_graphs(const Node* node) {
   });
 }
 
+// Of a joint graph, by an autograd node of ours.
+torch::jit::Operation joint_operation(Node* node) {
+  keep_branches(*node->g(c10::attr::Subgraph));
+  keep_branches(*node->g(c10::attr::ReverseSubgraph));
+  auto run = torchs_operation(node);
+  const auto program = DirectGraph::program_of(*node, run);
+  const auto direct = std::make_shared<DirectGraph>();
+  direct->take(*node, program, nullptr);
+  node->ival_(program_name(), c10::IValue::make_capsule(c10::make_intrusive<HeldProgram>(program)));
+  return torch::jit::Operation([=](torch::jit::Stack& stack) mutable {
+    if (direct->takes_calls()) {
+      direct->run(stack);
+    } else {
+      run(stack);
+    }
+  });
+}
+
 // Of the forward, with eager's autograd. What torch would run knows nothing of the calls that autodiff's
 // formulas are wrong for, and may save what the program writes to.
 torch::jit::Operation without_formulas(Node* node) {
@@ -495,15 +519,13 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return torchs_operation(node);
   }
-  if (is_joint(*node)) {
-    keep_branches(*node->g(c10::attr::Subgraph));
-    keep_branches(*node->g(c10::attr::ReverseSubgraph));
-    return torchs_operation(node);
-  }
-  leave_to_autodiff(*node);
   if (const auto* same = DirectGraph::being_copied()) {
     return *same;
   }
+  if (is_joint(*node)) {
+    return joint_operation(const_cast<Node*>(node));
+  }
+  leave_to_autodiff(*node);
   auto* own = const_cast<Node*>(node);  // the executor's own copy of the graph
   const Graphs before(*node);
   try {

@@ -1,6 +1,7 @@
 #include "torchscript/direct.h"
 #include "call/counters.h"
 #include "group/failures.h"
+#include "torchscript/joint_function.h"
 #include "torchscript/nodes.h"
 #include "torchscript/unchecked_graph.h"
 
@@ -211,7 +212,8 @@ void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> progr
   backward_executor_ = backwards[0];
   note_what_is_saved(node);
   const auto& backward = node.g(c10::attr::ReverseSubgraph);
-  if (may_lack_gradients(*backward->block())) {
+  is_joint_ = is_joint(node);
+  if (is_joint_ || may_lack_gradients(*backward->block())) {
     const auto plain = backward->copy();
     torch::jit::LowerGradOf(*plain);
     plain_backward_ = std::make_unique<torch::jit::Code>(plain, "");
@@ -395,7 +397,11 @@ void DirectGraph::run_forward(Stack& stack) const {
 
 bool DirectGraph::run_backward(Stack& stack) const {
   const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
-  if (C10_UNLIKELY(plain_backward_ && std::any_of(stack.begin(), stack.end(), is_empty))) {
+  if (C10_UNLIKELY(is_joint_ && c10::GradMode::is_enabled())) {
+    torch::jit::InterpreterState(*plain_backward_).run(stack);
+    return false;
+  }
+  if (C10_UNLIKELY(plain_backward_ && !is_joint_ && std::any_of(stack.begin(), stack.end(), is_empty))) {
     torch::jit::InterpreterState(*plain_backward_).run(stack);
     return true;
   }

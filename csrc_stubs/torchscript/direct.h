@@ -77,8 +77,11 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   torch::jit::GraphExecutor* forward_executor_ = nullptr;
   torch::jit::GraphExecutor* backward_executor_ = nullptr;
   std::unique_ptr<const StepList> forward_, backward_;
-  std::unique_ptr<torch::jit::Code> plain_backward_;  // for empty batches; may be null
-  size_t inputs_ = 0, results_ = 0;                   // of the differentiable graph
+  bool is_joint_ = false;
+  // For empty batches; of a joint graph for second derivatives, of which autograd records each op. May be
+  // null.
+  std::unique_ptr<torch::jit::Code> plain_backward_;
+  size_t inputs_ = 0, results_ = 0;  // of the differentiable graph
   // The forward gives the results and what is saved for the backward. Some of the latter it is given: these
   // are left out, and the inputs themselves are saved.
   size_t outputs_ = 0;                   // of the forward, but for those that are left out

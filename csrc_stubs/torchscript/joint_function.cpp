@@ -47,7 +47,8 @@ c10::Symbol held_name() {
 bool autocasts(at::DeviceType device) { return at::autocast::is_autocast_enabled(device); }
 
 // What a packed graph depends on, besides sizes; whether there may be one. Numbers, and those in lists, are
-// values in it, flags are not.
+// values in it, flags are not. Tensors without elements are left out: some derivatives have no sizes to go
+// by.
 bool describe(at::ArrayRef<c10::IValue> arguments, std::vector<int64_t>& words) {
   bool records = false;
   for (const c10::IValue& value : arguments) {
@@ -66,7 +67,7 @@ bool describe(at::ArrayRef<c10::IValue> arguments, std::vector<int64_t>& words) 
     }
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined() || !is_readable(tensor) || tensor.is_complex() || tensor.is_inference() ||
-        tensor.layout() != at::kStrided || autocasts(tensor.device().type())) {
+        tensor.layout() != at::kStrided || tensor.numel() == 0 || autocasts(tensor.device().type())) {
       return false;
     }
     records |= tensor.requires_grad();
@@ -94,12 +95,12 @@ bool JointFunction::call(Stack& stack, std::optional<size_t> bail_out, Run run) 
   return plain_->call(stack, bail_out, run);
 }
 
-std::vector<GraphPtr> JointFunction::packed() const {
+std::vector<JointFunction::PackedGraph> JointFunction::packed() const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
-  std::vector<GraphPtr> found;
+  std::vector<PackedGraph> found;
   for (const auto& [words, made] : known_) {
     if (made.graph) {
-      found.push_back(made.graph);
+      found.push_back({made.graph, made.code.get()});
     }
   }
   return found;

@@ -36,8 +36,12 @@ class JointFunction final : public OwnedFunction {
 
   bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, Run run) override;
 
-  // The graphs that were packed by now.
-  std::vector<std::shared_ptr<torch::jit::Graph>> packed() const;
+  struct PackedGraph {  // lives as long as the function
+    std::shared_ptr<torch::jit::Graph> graph;
+    torch::jit::Code* code;
+  };
+  // What was packed by now.
+  std::vector<PackedGraph> packed() const;
 
  private:
   using Words = std::vector<int64_t>;

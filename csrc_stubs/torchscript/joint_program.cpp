@@ -139,8 +139,8 @@ bool JointProgram::call(Stack& stack, std::optional<size_t> bail_out, Run run) {
   return plain_->call(stack, bail_out, run);
 }
 
-std::vector<GraphPtr> JointProgram::packed() const {
-  std::vector<GraphPtr> found;
+std::vector<JointFunction::PackedGraph> JointProgram::packed() const {
+  std::vector<JointFunction::PackedGraph> found;
   for (const Node* node : all_nodes(*outlined_)) {
     if (const JointFunction* region = region_of(node)) {
       const auto more = region->packed();
@@ -178,6 +178,15 @@ bool call_joint_program(Graph& graph, const Node* first) {
   return true;
 }
 
+std::vector<Code*> packed_codes(const Node& node) {
+  const JointProgram* program = owned_by<JointProgram>(&node, held_name());
+  std::vector<Code*> found;
+  for (const auto& packed : program ? program->packed() : std::vector<JointFunction::PackedGraph>()) {
+    found.push_back(packed.code);
+  }
+  return found;
+}
+
 std::vector<GraphPtr> packed_graphs(Code& code) {
   static const auto fallback = c10::Symbol::attr("fallback");
   std::vector<GraphPtr> found;
@@ -200,7 +209,9 @@ std::vector<GraphPtr> packed_graphs(Code& code) {
   }
   for (const Node* node : all_nodes(*(*own)->owningGraph())) {  // our fallbacks are in this copy only
     if (const JointProgram* program = owned_by<JointProgram>(node, held_name())) {
-      add(program->packed());
+      for (const auto& packed : program->packed()) {
+        found.push_back(packed.graph);
+      }
     }
     if (const SettledBranches* settled = SettledBranches::of(node)) {
       for (const SettledFunction& copy : settled->functions()) {

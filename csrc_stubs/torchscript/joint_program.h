@@ -16,6 +16,7 @@
 #pragma once
 
 #include "torchscript/call_facts.h"
+#include "torchscript/joint_function.h"
 #include "torchscript/owned_call.h"
 
 #include <ATen/core/stack.h>
@@ -38,8 +39,8 @@ class JointProgram final : public OwnedFunction {
 
   bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, Run run) override;
 
-  // The graphs that were packed by now, of all regions.
-  std::vector<std::shared_ptr<torch::jit::Graph>> packed() const;
+  // What was packed by now, of all regions.
+  std::vector<JointFunction::PackedGraph> packed() const;
 
  private:
   bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
@@ -56,6 +57,8 @@ bool call_joint_program(torch::jit::Graph& graph, const torch::jit::Node* first)
 bool use_joint_functions(bool on);
 // The packed graphs of the programs that optimised code calls, also behind checks of gradients.
 std::vector<std::shared_ptr<torch::jit::Graph>> packed_graphs(torch::jit::Code& code);
+// What the node runs, where it calls such a program; it lives as long as the node.
+std::vector<torch::jit::Code*> packed_codes(const torch::jit::Node& node);
 // Whether the graph may become a call of such a program.
 bool takes_joint_functions(const torch::jit::Graph& graph);
 // The graphs inside of a differentiable graph of torch's autodiff become no such calls.

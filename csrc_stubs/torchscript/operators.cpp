@@ -198,6 +198,13 @@ void is_given(Stack& stack) {
   torch::jit::push(stack, given);
 }
 
+// The gradient, or none.
+void given_if(Stack& stack) {
+  if (!torch::jit::pop(stack).toBool()) {
+    stack.back() = at::Tensor();
+  }
+}
+
 // The batch itself. While training, one with a single value a channel is an error, as it is for what the
 // program had in this place: "builtins.ValueError", with the sizes where the message has "{}".
 void checked_batch(Stack& stack) {
@@ -246,6 +253,8 @@ void register_operators() {
            "tsfuser::checked_batch(Tensor(a) batch, bool training, str message, str error) -> Tensor(a)",
            checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::is_given(Tensor gradient) -> bool", is_given,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::given_if(Tensor(a) gradient, bool given) -> Tensor(a)", given_if,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
   static const torch::jit::RegisterOperators layouts(
       {torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,

@@ -116,6 +116,35 @@ def test_a_result_without_a_gradient(asked):
         assert packed(scripted, operands(4, (True, True, True)))
 
 
+def apart(x: Tensor, w: Tensor, b: Tensor):
+    return (x * x).exp(), (w * b).sin().cos()
+
+
+def test_what_no_gradient_reaches_gets_none():
+    """And calls in which others reach it compile nothing new."""
+    scripted = fresh(apart)
+    with tsfuser.fuser():
+        for call in range(12):
+            asked = [slice(0, 1), slice(1, 2), slice(0, 2)][call % 3]
+            with counted() as rise:
+                assert_as_eager(scripted, apart, operands(4, (True, True, True)), asked)
+            assert call < 8 or rise["python_calls"] == 0
+        assert packed(scripted, operands(4, (True, True, True)))
+
+
+def test_powers_of_numbers_that_the_program_computes():
+    def powers(x: Tensor, w: Tensor, s: float):
+        return torch.pow(s, x) + torch.pow(w, s - 1.0) + torch.pow(s + 1.0, w) * torch.xlogy(x, s)
+
+    scripted = fresh(powers)
+    with tsfuser.fuser():
+        for s in (2.0, 1.0, 0.5, 2.0):
+            x, w = (torch.linspace(0, k, 5, dtype=torch.float64).requires_grad_() for k in (1, 2))
+            got, want = (torch.autograd.grad(f(x, w, s).sum(), [x, w]) for f in (scripted, powers))
+            torch.testing.assert_close(got, want)
+        assert packed(scripted, [x, w, 2.0])
+
+
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not two], ids=lambda f: f.__name__)
 def test_second_derivatives_are_eagers(program):
     """Though the first ones are computed of what the cut saves."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 
@@ -54,7 +55,7 @@ from .terms import DTYPE_NUMBERS, Term, Writer
 PACKED = "prim::DifferentiableGraph"
 #: Of the first input of the graphs inside, which are not packed once more.
 _NAME = "joint_input"
-_GIVEN, _SIZE = "tsfuser::is_given", "aten::size"
+_GIVEN, _GIVEN_IF, _SIZE = "tsfuser::is_given", "tsfuser::given_if", "aten::size"
 _BOOL, _INTS = torch._C.BoolType.get(), torch._C.ListType(torch._C.IntType.get())
 
 
@@ -202,8 +203,28 @@ def _write_way(graph: Graph, block: Block, way: Cut, given: _Given, made: list[V
     for node in nodes_in(way.backward):
         if node.kind() != CONSTANT:
             copy.add(node)
-    for value in graph_outputs(way.backward):
-        block.registerOutput(copy.of(value))
+    for value, leading in zip(graph_outputs(way.backward), _leading(way)):
+        gradient = copy.of(value)
+        if len(leading) < len(way.asked):
+            there = [_flag(graph, end, _GIVEN, [given.gradients[i]]) for i in leading]
+            some = reduce(lambda a, b: _flag(graph, end, "aten::__or__", [a, b]), there)
+            before, gradient = (
+                gradient,
+                graph.create(_GIVEN_IF, [gradient, some], 1).insertBefore(end).output(),
+            )
+            gradient.setType(before.type())
+        block.registerOutput(gradient)
+
+
+def _leading(way: Cut) -> list[list[int]]:
+    """For each gradient of a backward the results whose gradients it depends on: without all of these there
+    is none."""
+    values = graph_inputs(way.backward)
+    known = {v.unique(): frozenset((i,)) for i, v in zip(way.asked, values)}
+    for node in nodes_in(way.backward):
+        found = frozenset().union(*(known.get(v.unique(), ()) for v in inputs(node)))
+        known.update((v.unique(), found) for v in outputs(node))
+    return [sorted(known.get(v.unique(), way.asked)) for v in graph_outputs(way.backward)]
 
 
 def _or_zeros(graph: Graph, place: Node, given: _Given, number: int, result: Value) -> Value:

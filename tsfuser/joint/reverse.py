@@ -103,7 +103,7 @@ def _differentiable(node: Node) -> list[Value]:
     if found is None:
         return [] if node.kind() in _CONSTANT else outputs(node)
     row, its_schema = found
-    if row.flat or row.asked == its_schema.arguments[0]:
+    if row.flat and node.kind() not in RULES or row.asked == its_schema.arguments[0]:
         return []
     return [v for i, v in enumerate(outputs(node)) if i not in row.without_gradient]
 

@@ -148,8 +148,11 @@ def _copies(node: Node) -> bool:
 
 def retypes(node: Node) -> bool:
     """Whether a node that may give a view makes a tensor of another dtype or device, which is new."""
-    found, operand, result = row_of(node), node.inputsAt(0), node.outputsAt(0)
-    if found is None or found[0].is_view or not is_tensor(operand) or not is_tensor(result):
+    found = row_of(node)
+    if found is None or found[0].is_view:
+        return False
+    operand, result = node.inputsAt(0), node.outputsAt(0)
+    if not is_tensor(operand) or not is_tensor(result):
         return False
     before, after = facts(operand.type()), facts(result.type())
     return (before.dtype, before.device) != (after.dtype, after.device)

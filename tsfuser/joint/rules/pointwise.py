@@ -238,20 +238,27 @@ def fmod(grad, self, other):
 
 @broadcasting("aten::pow", of="self exponent")
 def pow_(grad, self, exponent, result):
-    if not getattr(exponent, "is_tensor", False):
-        return _power_of(grad, self, exponent)
-    zero = exponent == 0
-    by_base = (grad * (exponent * self ** (exponent - 1))).masked_fill(zero, 0)
-    if not getattr(self, "is_tensor", False):
-        return grad * (result * math.log(self)) if self else grad.zeros_like()
+    if isinstance(exponent, (int, float)):
+        return grad.zeros_like() if exponent == 0 else grad * (self ** (exponent - 1) * exponent)
+    if isinstance(self, (int, float)):
+        return _power_of_number(grad, self, exponent, result)
+    self, exponent = _as_tensor(self, grad), _as_tensor(exponent, grad)
+    by_base = (grad * (exponent * self ** (exponent - 1))).masked_fill(exponent == 0, 0)
     flat = (self == 0) & (exponent >= 0)
-    return by_base, (grad * (result * self.log())).masked_fill(flat, 0)
+    return by_base, grad * (result * self.log()).masked_fill(flat, 0)
 
 
-def _power_of(grad, self, exponent):
-    if hasattr(exponent, "writer"):
-        return grad * (exponent * self ** (exponent - 1))
-    return grad.zeros_like() if exponent == 0 else grad * (self ** (exponent - 1) * exponent)
+def _power_of_number(grad, self, exponent, result):
+    if self == 0:
+        return None, grad * (result * -math.inf).masked_fill(exponent >= 0, 0)
+    return None, grad * (result * (math.log(self) if self > 0 else math.nan))
+
+
+def _as_tensor(value, grad):
+    """A number as a tensor without dims."""
+    if getattr(value, "is_tensor", False):
+        return value
+    return grad.writer("aten::scalar_tensor", value, dtype=grad.writer.dtype_of(grad))
 
 
 @broadcasting("aten::atan2", of="self other")
@@ -267,13 +274,19 @@ def copysign(grad, self, result):
 
 @broadcasting("aten::xlogy", of="self other")
 def xlogy(grad, self, other):
-    by_self = grad * other.log() if getattr(other, "is_tensor", False) else grad * math.log(other)
-    return by_self.masked_fill((self == 0) & (other <= 0), 0), grad * self / other
+    if not getattr(self, "is_tensor", False):
+        return None, grad * self / other
+    flat = self == 0
+    flat = flat & (_as_tensor(other, grad) <= 0)
+    return grad.xlogy(other).masked_fill(flat, 0), grad * self / other
 
 
 @broadcasting("aten::special_xlog1py", of="self other")
 def xlog1py(grad, self, other):
-    return (grad * other.log1p()).masked_fill((self == 0) & (other <= -1), 0), grad * self / (other + 1)
+    if not getattr(self, "is_tensor", False):
+        return None, grad * self / (other + 1)
+    flat = (self == 0) & (_as_tensor(other, grad) <= -1)
+    return grad.special_xlog1py(other).masked_fill(flat, 0), grad * self / (other + 1)
 
 
 @broadcasting("aten::hypot", of="self other")

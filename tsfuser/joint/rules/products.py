@@ -60,6 +60,13 @@ def matmul(grad, self, other):
     return grad.matmul(_turned(other)), _turned(self).matmul(grad)
 
 
+def _rows(value, rank):
+    """A matrix of them."""
+    if rank is None or rank > 2:
+        return value.flatten(0, -2)
+    return value if rank == 2 else value.unsqueeze(0)
+
+
 @rule("aten::linear", of="input weight bias")
 def linear(grad, input, weight, bias):
     """Rows of any number of dims are those of one matrix."""
@@ -67,9 +74,7 @@ def linear(grad, input, weight, bias):
         rows = grad.unsqueeze(-1)
         by_weight = grad.writer("aten::_grad_sum_to_size", rows * input, weight.sizes)
         return rows * weight, by_weight, grad.sum()
-    rows, columns = grad, input
-    if input.facts.rank != 2:
-        rows, columns = grad.reshape([-1, weight.size(0)]), input.reshape([-1, weight.size(1)])
+    rows, columns = _rows(grad, input.facts.rank), _rows(input, input.facts.rank)
     return grad.matmul(weight), _turned(rows).mm(columns), rows.sum([0])
 
 
