@@ -128,7 +128,7 @@ TABLE = (
     Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, parsers.number_from(0, 4, "a level"),
            "How much ptxas optimises CUDA kernels, 0 to 4; its own default is 3."),
     Option("trace", "PYTORCH_NVFUSER_TRACE", "", str,
-           "Accepted with a note: torch.profiler shows each run of a group, as run_fused_kernel."),
+           "Accepted with a note: torch.profiler shows the runs of groups and their kernels."),
     Option("library_path", "TORCH_NVFUSER_LIBRARY_PATH", "", str,
            "Accepted with a note: there is no library to load."),
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,

@@ -1,11 +1,13 @@
 """What `TORCH_LOGS=tsfuser`, `TORCH_LOGS=+tsfuser` and `tsfuser.stats()` say of torch.compile's graphs."""
 
 import logging
+import re
 
 import pytest
 import torch
 
 import tsfuser
+from kit.support import run_python
 from tsfuser.frontends.dynamo import program
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten")]
@@ -74,3 +76,27 @@ def test_counters_tell_graphs_that_were_given_up(monkeypatch):
     assert (
         found["graphs_unfused"] == {"compile_graph: RuntimeError: out of order": 1} and found["graphs"] == 0
     )
+
+
+TRACED = """
+import torch, tsfuser
+run = torch.compile(lambda x: torch.softmax(x * 2.0, -1).sum(0), backend="tsfuser")
+run(torch.rand(4, 5))
+"""
+
+
+def test_torchs_trace_has_graphs_and_kernels_as_artifacts(tmp_path):
+    """Which tlparse shows as files."""
+    traces = tmp_path / "traces"
+    status, _, errors = run_python(tmp_path, TRACED, TORCH_TRACE=str(traces))
+    assert status == 0, errors
+    text = "".join(path.read_text() for path in traces.iterdir())
+    assert '"name": "tsfuser_graph_1_inference", "encoding": "string"' in text
+    assert "prim::CudaFusionGroup" in text
+    assert re.search(r'"name": "tsfuser_kernel_fused_\w+"', text) and "KERNEL(fused_" in text
+
+
+def test_one_group_is_no_groups(caplog):
+    with caplog.at_level(logging.INFO, logger="tsfuser.frontends.dynamo.logs"):
+        torch.compile(lambda x: torch.relu(x + 1.0) * 0.5, backend="tsfuser")(torch.rand(8))
+    assert any(line.endswith("3 of 3 ops in 1 group") for line in caplog.messages)

@@ -71,11 +71,16 @@ def test_traced_function(xy):
 
 
 def test_the_profiler_shows_the_group(xy):
+    """As nvFuser did, and inside of that the kernel, with the shapes of what the group reads."""
     scripted = fuse(program, *xy)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
         scripted(*xy)
-    names = [event.key for event in profile.key_averages()]
-    assert any("run_fused_kernel" in name or "CudaFusionGroup" in name for name in names), names
+    [run] = [event for event in profile.events() if event.name == "run_fused_kernel"]
+    [named] = [event for event in profile.events() if event.name.startswith("fused_")]
+    assert named.cpu_parent is run
+    assert [list(shape) for shape in named.input_shapes if shape] == [list(x.shape) for x in xy]
 
 
 def test_autocast(device):

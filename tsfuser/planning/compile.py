@@ -153,6 +153,7 @@ def _lower(segment: Segment, schedule, device: str, batch_bytes: int, contract: 
     source = with_torchs_casts(emit.source(kernel, contract))
     dumps.show("segmented_fusion", kernel.name, segment)
     dumps.show("kernel_ir", kernel.name, kernel)
+    dumps.trace(f"tsfuser_kernel_{kernel.name}", lambda: source)
     if dumps.wants_kernels():
         dumps.kernel(
             kernel.name, source, device, None if device == "cpu" else _target(device, options.host_launch())

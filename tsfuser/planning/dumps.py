@@ -10,7 +10,10 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
+
+from torch._logging import trace_structured
 
 from .. import options
 from ..errors import CompileError, Refusal
@@ -28,6 +31,16 @@ def show(word: str, title: str, *values: object, between: str = "\n\n") -> None:
     """Prints `values` if `word` is asked for; else none of them is turned into text."""
     if options.dump(word):
         print(f"\n======= {word}: {title} =======\n\n{between.join(map(str, values))}\n", flush=True)
+
+
+def trace(name: str, text: Callable[[], str]) -> None:
+    """Writes `text()` as an artifact to torch's structured trace, if TORCH_TRACE asks for one."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=text,
+        expect_trace_id=False,
+    )
 
 
 def wants_kernels() -> bool:

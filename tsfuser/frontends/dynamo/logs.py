@@ -3,7 +3,8 @@
 In: graphs on their way through program.py. Out: with `TORCH_LOGS=tsfuser`, or
 `torch._logging.set_logs(modules={"tsfuser": logging.INFO})`, for each graph how much of it is fused, and
 which nodes Python runs, with the lines of the program. `TORCH_LOGS=+tsfuser` adds the graphs: from
-AOTAutograd, cut, typed, with groups. Example:
+AOTAutograd, cut, typed, with groups. `TORCH_TRACE`, whose files tlparse reads, has the graphs with groups as
+artifacts, and the sources of kernels (planning/dumps.py). Example:
 
     graph 1, forward: 5 of 9 ops in 2 groups
 """
@@ -17,6 +18,7 @@ from typing import Any
 from torch import fx
 
 from ...graph.wrapper import CONSTANT, GROUP
+from ...planning import dumps
 from .fx.places import place_of
 from .watch import Origin, Outcome
 
@@ -49,6 +51,9 @@ def typed(origin: Origin, graph: Any) -> None:
 
 def done(outcome: Outcome) -> None:
     """Logs a graph with its groups."""
+    for name, (translation, _) in outcome.programs.items():
+        title = "_".join(["tsfuser", *str(outcome.origin).replace(",", "").split(), *([name] if name else [])])
+        dumps.trace(title, lambda graph=translation.graph: str(graph))
     if not _log.isEnabledFor(logging.INFO):
         return
     if outcome.failure:
@@ -64,7 +69,9 @@ def done(outcome: Outcome) -> None:
                 counts["fused"] += _ops(node.g("Subgraph"))
         counts["ops"] += _ops(translation.graph)
     total = counts["ops"] + counts["fused"] + len(outcome.foreign)
-    _log.info("%s: %d of %d ops in %d groups", outcome.origin, counts["fused"], total, counts["groups"])
+    groups = counts["groups"]
+    plural = "" if groups == 1 else "s"
+    _log.info("%s: %d of %d ops in %d group%s", outcome.origin, counts["fused"], total, groups, plural)
 
 
 def _ops(graph: Any) -> int:
