@@ -52,7 +52,9 @@ def typed(origin: Origin, graph: Any) -> None:
 def done(outcome: Outcome) -> None:
     """Logs a graph with its groups."""
     for name, (translation, _) in outcome.programs.items():
-        title = "_".join(["tsfuser", *str(outcome.origin).replace(",", "").split(), *([name] if name else [])])
+        title = "_".join(
+            ["tsfuser", *str(outcome.origin).replace(",", "").split(), *([name] if name else [])]
+        )
         dumps.trace(title, lambda graph=translation.graph: str(graph))
     if not _log.isEnabledFor(logging.INFO):
         return
