@@ -1,7 +1,8 @@
 """How Sphinx builds the site; `scripts/docs` runs it.
 
-In: the pages of the repository as they are on a host of code, from its root, so that their links to each other
-and to files are those of the repository. Out: build/site, which needs no network. README.md is the start page.
+In: the pages of the repository as they are on a host of code, from its root, so that their links to each
+other and to files are those of the repository. Out: build/site, which needs no network. README.md is the
+start page.
 """
 
 import inspect
