@@ -105,7 +105,7 @@ def test_the_example_of_explain(target, environment, tmp_path):
         tmp_path, f"import os\nos.chdir({str(tmp_path)!r})\n{source}\n", **environment
     )
     assert status == 0, err
-    shapes = "pointwise:|row:|grid"
+    shapes = r"pointwise:|row:|grid|\d+ piece|a step takes"
     kept = [
         [line for line in text.split("\n") if line and not re.match(rf"\s+({shapes})", line)]
         for text in (out, expected)

@@ -46,7 +46,7 @@ def test_links_lead_to_files_and_headings(page):
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         path, _, heading = link.partition("#")
         target = (ROOT / page).parent / path if path else ROOT / page
-        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M) if target.is_file() else []
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M) if heading and target.is_file() else []
         if not target.exists() or (heading and heading not in map(anchor, headings)):
             broken.append(link)
     assert broken == []
