@@ -1,11 +1,13 @@
 """Rows of a few odd lengths, which have accesses of one element: a warp works on several of them, and each
-thread of a row has several elements (`schedule/row_choice.py`)."""
+thread of a row has several elements (`schedule/row_choice.py`). Rows with gaps between them, each of which
+begins at a whole access, have accesses of several elements."""
 
 import pytest
 import torch
 
 from kit.programs import build, stages, tensor
-from kit.support import fused_as_eager
+from kit.native_support import group_function
+from kit.support import assert_matches, fused_as_eager
 from tsfuser.ops import table
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
@@ -50,3 +52,49 @@ def test_values(program, rows, length, dtype, device):
     fused_as_eager(program, x)
     x[0], x[1, 3], x[2, 4], x[3, -1] = float("-inf"), float("nan"), float("inf"), float("-inf")
     fused_as_eager(program, x)
+
+
+def with_gaps(x):
+    """In rows of a multiple of 8 elements, with NaN in the gaps."""
+    whole = torch.full((*x.shape[:-1], -(-x.shape[-1] // 8) * 8), float("nan")).to(x)
+    part = whole[..., : x.shape[-1]]
+    return part.copy_(x)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "torch.logsumexp(x.float(), -1)",
+        "(x.float() * y).sum(-1)",
+        "torch.layer_norm(x.float() + y, [x.size(-1)]).sum(-1)",
+        "tsfuser_with_room",
+    ],
+)
+@pytest.mark.parametrize("rows, length", [(37, 257), (5, 1025), (9, 140), (3, 20001)])
+def test_rows_that_lie_apart(program, rows, length, device):
+    """Nothing between them is read, and nothing is stored there but zeros."""
+    x = with_gaps(torch.randn(rows, length).to(torch.bfloat16)).to(device)
+    x = with_gaps(x) if x.is_contiguous() else x
+    y = with_gaps(torch.randn(rows, length).to(device))
+    if program != "tsfuser_with_room":
+        fused_as_eager(program, x, y)
+        return
+    function = group_function(
+        "graph(%x : Tensor, %y : Tensor):\n  %d : int = prim::Constant[value=-1]()\n"
+        "  %s : Tensor = aten::mul(%x, %y)\n  %t : Tensor = aten::tanh(%s)\n"
+        "  %r : Tensor = tsfuser::with_room(%t, %d)\n  return (%r)",
+        inputs=2,
+    )
+    found = function(x, y)
+    assert found.stride() == x.stride()
+    assert_matches(found, torch.tanh(x * y), strides=False, ops=2)
+    assert not torch.as_strided(found, (rows, x.stride(0)), found.stride())[:, length:].any()
+
+
+@pytest.mark.parametrize("length, vector", [(1025, 8), (1032, 8), (120, 8), (57, 1), (121, 1)])
+def test_accesses_to_rows_that_lie_apart(length, vector):
+    """A few columns are not worth a vector of which most is behind the end."""
+    padded = -(-length // 8) * 8
+    x = tensor(4096, length, dtype="bfloat16", strides=(padded, 1))
+    ((stage, *_), _) = stages(*build(lambda b, x: table.find("aten::amax", "").build(b, self=x, dim=[1]), x))
+    assert stage.params.vector == vector

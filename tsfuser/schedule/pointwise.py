@@ -21,6 +21,7 @@ from .loops import Schedule
 from .machine import Machine
 from .proposal import Proposal, Stage
 
+LEAST_OVER_ENDS = 128  # columns of rows that may end in a vector: of fewer, the last vector is too much
 LOOPED_LOAD_BYTES = 64  # bytes of input that a thread has in flight if it loops over rows
 
 
@@ -33,6 +34,7 @@ class PointwiseParams:
     threads: int  # of a block
     wide: bool  # 64-bit indices
     looped: bool = False  # a thread loops over rows, and keeps in registers what all rows share
+    over_ends: bool = False  # a vector may contain the end of a row
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
@@ -53,12 +55,13 @@ def choose_pointwise_params(
     wide = is_wide(call, domain)
     if machine.vectorises_loops:
         return PointwiseParams(1, 1, 1, wide)
-    vector = vector_width(call, domain, machine, by_lane=True)
+    vector = vector_width(call, domain, machine, by_lane=True, over_ends=True)
     costly = any(isinstance(op, Pointwise) and find(op.symbol).cost >= COSTLY for op in segment.ops)
     room = machine.multiprocessors * machine.threads_per_multiprocessor
     if costly and vector > 1 and call.decide(sz.le(domain.elements, room)):
         vector = 1
     inner = len(domain.dims) - 1
+    over_ends = inner > 0 and not is_whole(call, domain, vector)
     reads = domain.reads
     streamed = [
         a
@@ -75,13 +78,14 @@ def choose_pointwise_params(
             machine.threads,
             wide,
             looped=True,
+            over_ends=over_ends,
         )
     # roughly, the registers that an access needs
     ops = len(segment.ops) - 2 * len(domain.spare)
     live = vector * (len(reads) + len(domain.stores) + max(ops, 0) // 8)
     unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
     unroll = 1 if costly else unroll
-    return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide)
+    return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide, over_ends=over_ends)
 
 
 def apply(domain: Domain, params: PointwiseParams, machine: Machine) -> Schedule:
@@ -113,7 +117,7 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
     columns = schedule.loop(col).extent
     across = even_part(sz.ceildiv(columns, v), 32)
     down = sz.binary("div", params.threads, across)
-    schedule = schedule.split(col, across * v, ("col_block", "chunk"), whole=True).split(
+    schedule = schedule.split(col, across * v, ("col_block", "chunk"), whole=not params.over_ends).split(
         "chunk", v, ("tx", "lane"), exact=True
     )
     bound, iterations = (
@@ -186,13 +190,16 @@ def is_wide(call: Call, domain: Domain) -> bool:
     return bool(call.decide(sz.lt((1 << 31) - (1 << 20), last)))
 
 
-def vector_width(call: Call, domain: Domain, machine: Machine, by_lane: bool = False) -> int:
+def vector_width(
+    call: Call, domain: Domain, machine: Machine, by_lane: bool = False, over_ends: bool = False
+) -> int:
     """Elements of one access, as many as every address allows, and at most `machine.access` bytes of the
     widest dtype. The dtype counts only for tensors with all elements, since others are read from a cache; and
     tensors whose stride along the inner dim is not 1 do not count at all.
 
-    On a GPU a vector never contains the end of a row: the addresses of such rows would seldom allow a wide
-    access. Nor does it contain the end of a window, with one exception if the schedule can choose `by_lane`:
+    On a GPU a vector contains the end of a row only if the schedule can go `over_ends`: it computes the lanes
+    before it alone. The addresses of such rows allow a wide access where rows lie apart, with gaps between
+    them. A vector does not contain the end of a window, with one exception if the schedule can choose `by_lane`:
     a vector may be a whole row whose lanes are computed differently, such as two numbers that are computed
     for each of the other dims and stored side by side."""
     inner = len(domain.dims) - 1
@@ -206,7 +213,7 @@ def vector_width(call: Call, domain: Domain, machine: Machine, by_lane: bool = F
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
     columns = domain.dims[-1].extent
-    if len(domain.dims) > 1:
+    if len(domain.dims) > 1 and not (over_ends and call.decide(sz.le(LEAST_OVER_ENDS, columns))):
         width = sz.minimum(width, sz.pow2(columns))
     if by_lane and columns.is_const and _chooses_only(domain, inner) and call.decide(sz.eq(width, columns)):
         return columns.a

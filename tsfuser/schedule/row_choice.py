@@ -41,7 +41,7 @@ def choose_row_params(call: Call, segment: Segment, machine: Machine) -> RowPara
     fewer threads run. If too few loads are in flight then, shared memory holds the row, and fetches the next
     one at the same time."""
     rows, _, columns = rows_of(call, segment)
-    vector = vector_width(call, rows.space, machine)
+    vector = vector_width(call, rows.space, machine, over_ends=True)
     whole = machine.has_threads and is_whole(call, rows.space, vector)
     given = RowParams(vector, 1, False, whole=whole, columns=len(columns), wide=is_wide(call, rows.space))
     if not machine.has_threads:
