@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
@@ -19,6 +20,7 @@
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -374,6 +376,23 @@ void run_with_traceback(const StepList& steps, Stack& stack) {
 
 }  // namespace
 
+namespace {
+
+// The casts of autocast are ops of a joint graph; others it must not have.
+class WithoutAutocast {
+ public:
+  explicit WithoutAutocast(bool on) {
+    if (on) {
+      guard_.emplace(c10::autocast_dispatch_keyset);
+    }
+  }
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
+};
+
+}  // namespace
+
 void DirectGraph::run_forward(Stack& stack) const {
   const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
   if (!ready || forward_->has_tensor_ops()) {
@@ -382,6 +401,7 @@ void DirectGraph::run_forward(Stack& stack) const {
     }
   }
   const at::NoGradGuard no_grad;
+  const WithoutAutocast casts(is_joint_);
   if (ready) {
     run_with_traceback(*forward_, stack);
     counters().add(Count::DirectCalls);
@@ -397,6 +417,7 @@ void DirectGraph::run_forward(Stack& stack) const {
 
 bool DirectGraph::run_backward(Stack& stack) const {
   const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
+  const WithoutAutocast casts(is_joint_);
   if (C10_UNLIKELY(is_joint_ && c10::GradMode::is_enabled())) {
     torch::jit::InterpreterState(*plain_backward_).run(stack);
     return false;

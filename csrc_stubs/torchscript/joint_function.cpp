@@ -44,7 +44,19 @@ c10::Symbol held_name() {
   return name;
 }
 
-bool autocasts(at::DeviceType device) { return at::autocast::is_autocast_enabled(device); }
+// 0 where autocast is off; else what it casts to.
+int64_t autocast_of(at::DeviceType device) {
+  return at::autocast::is_autocast_enabled(device)
+             ? static_cast<int64_t>(at::autocast::get_autocast_dtype(device)) + 1
+             : 0;
+}
+
+// Whether ops cast the tensor, though no graph shows that: of 16 bits, but of others.
+bool is_cast_unseen(const at::Tensor& tensor, int64_t autocast) {
+  const auto dtype = tensor.scalar_type();
+  return autocast != 0 && (dtype == at::kHalf || dtype == at::kBFloat16) &&
+         autocast != static_cast<int64_t>(dtype) + 1;
+}
 
 // What a packed graph depends on, besides sizes; whether there may be one. Numbers, and those in lists, are
 // values in it, flags are not. Tensors without elements are left out: some derivatives have no sizes to go
@@ -67,12 +79,17 @@ bool describe(at::ArrayRef<c10::IValue> arguments, std::vector<int64_t>& words) 
     }
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined() || !is_readable(tensor) || tensor.is_complex() || tensor.is_inference() ||
-        tensor.layout() != at::kStrided || tensor.numel() == 0 || autocasts(tensor.device().type())) {
+        tensor.layout() != at::kStrided || tensor.numel() == 0) {
+      return false;
+    }
+    const int64_t autocast = autocast_of(tensor.device().type());
+    if (is_cast_unseen(tensor, autocast)) {
       return false;
     }
     records |= tensor.requires_grad();
     words.push_back(static_cast<int64_t>(tensor.scalar_type()));
-    words.push_back(static_cast<int64_t>(tensor.device().type()) << 16 | (tensor.device().index() + 1));
+    words.push_back(autocast << 32 | static_cast<int64_t>(tensor.device().type()) << 16 |
+                    (tensor.device().index() + 1));
     words.push_back(tensor.dim() << 1 | static_cast<int64_t>(tensor.requires_grad()));
   }
   return records;

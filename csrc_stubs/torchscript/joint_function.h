@@ -8,7 +8,7 @@
 // ranks, and certain ones that require a gradient, runs a graph of its own, which is a
 // `prim::DifferentiableGraph`, and what is made behind it. Torch's executor would dissolve that, so the
 // graph runs as it is. All other calls run the region's graph, as if we were not here: those without
-// gradients, under autocast or functorch, with tensors of a subclass, and those that Python refuses to pack.
+// gradients, under functorch, with tensors of a subclass, and those that Python refuses to pack.
 #pragma once
 
 #include "torchscript/owned_call.h"

@@ -11,6 +11,8 @@ from torch import Tensor
 import tsfuser
 from kit.support import fresh
 from tsfuser import _C
+from tsfuser.errors import Refusal
+from tsfuser.joint.autocast import check_casts
 from tsfuser.joint.packing import PACKED
 from tsfuser.joint.regions import REGION, outline
 
@@ -363,3 +365,56 @@ def test_results_that_share_memory_and_are_written_to(program):
         for _ in range(4):
             torch.testing.assert_close(graded(scripted, True), graded(program, True))
         assert packed(scripted) == 1
+
+
+# ---- autocast
+
+
+def autocast_step(module, x, dtype):
+    module.zero_grad()
+    with torch.autocast(x.device.type, dtype):
+        result = module(x)
+    result.float().square().mean().backward()
+    return result.detach(), [p.grad for p in module.parameters()]
+
+
+@pytest.mark.parametrize("kind", [Perceptron, Images], ids=lambda k: k.__name__)
+def test_autocast(kind, device):
+    """With other dtypes in turn, and without it: torch writes one into the graph, with which it is packed."""
+    torch.manual_seed(3)
+    module = kind().to(device)
+    scripted = torch.jit.script(copy.deepcopy(module))
+    with tsfuser.fuser():
+        for turn in range(12):
+            x = MODULES[kind](4).to(device, torch.float32)
+            dtype = torch.float16 if turn % 6 == 5 and device == "cuda" else torch.bfloat16
+            if turn % 4 == 3:
+                torch.testing.assert_close(*(m(x) for m in (scripted, module)), rtol=1e-4, atol=1e-4)
+                continue
+            (got, mine), (want, theirs) = (autocast_step(m, x, dtype) for m in (scripted, module))
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1)
+        assert packed(scripted)
+
+
+def test_casts_that_the_graph_does_not_show():
+    """Where torch writes none, or for another dtype: eager's ops cast themselves."""
+    text = """graph(%x : Float(2, 3, device=cpu), %w : Float(4, 3, device=cpu), %b : NoneType):
+  %off : bool = prim::Constant[value=0]()
+  %on : bool = prim::Constant[value=1]()
+  %half : int = prim::Constant[value=5]()
+  %bfloat : int = prim::Constant[value=15]()
+  %0 : Tensor = aten::_autocast_to_reduced_precision(%x, %off, %on, %half, %bfloat)
+  %1 : Tensor = aten::_autocast_to_reduced_precision(%w, %off, %on, %half, %bfloat)
+  %2 : Tensor = aten::linear(%0, %1, %b)
+  return (%2)"""
+    shown, hidden = (torch._C.parse_ir(t) for t in (text, text.replace("linear(%0", "linear(%x")))
+    for graph in (shown, hidden):
+        check_casts(graph)
+    with torch.autocast("cpu", torch.bfloat16):
+        check_casts(shown)
+        with pytest.raises(Refusal, match="does not show"):
+            check_casts(hidden)
+    with torch.autocast("cpu", torch.float16), pytest.raises(Refusal, match="another dtype"):
+        check_casts(shown)

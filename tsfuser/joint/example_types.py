@@ -40,10 +40,12 @@ from ..graph.wrapper import (
 )
 from ..ir.dtypes import DTYPES
 from ..ops import without_row
+from .autocast import FULL, REDUCED, cast_to
 
 _UNPACK, _TO_TENSOR = "prim::ListUnpack", "prim::NumToTensor"
 _CHECKED = "tsfuser::checked_batch"  # its operand
 _USUAL = 64  # the size of a dim that is not known
+_FLOATS = {DTYPES[name].code: getattr(torch, name) for name in ("float16", "bfloat16", "float32")}
 _UNKNOWN = object()
 
 
@@ -108,6 +110,10 @@ def _ran(node: Node, given: list[Any]) -> Any:
         return given[0]
     if kind == _CHECKED:
         return given[0]
+    if kind in (REDUCED, FULL):
+        operand = inputs(node)[0]
+        target = cast_to(kind, *facts(operand.type())[:2], given[1:])
+        return given[0] if target is None else given[0].to(_FLOATS[target])
     if kind == _TO_TENSOR:
         return torch.tensor(given[0])
     if kind in OPERATIONS and not any(isinstance(g, torch.Tensor) for g in given):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..graph.wrapper import Graph, Node, inputs, nodes_of, refine, schema
+from .autocast import FULL, REDUCED, cast_to
 from .rules.table import argument, structural
 from .terms import DTYPE_NUMBERS, Term, Writer
 
@@ -108,6 +109,27 @@ def special_ndtr(self):
 def as_written(self, target):
     """Of two tensors of one dtype it is the first one."""
     return self if self.facts.dtype is not None and self.facts.dtype == target.facts.dtype else None
+
+
+# ---- autocast
+
+
+@expansion(REDUCED)
+def autocast_to_reduced_precision(self, cuda_enabled, cpu_enabled, cuda_dtype, cpu_dtype):
+    return _cast_by_autocast(self, REDUCED, [cuda_enabled, cpu_enabled, cuda_dtype, cpu_dtype])
+
+
+@expansion(FULL)
+def autocast_to_full_precision(self, cuda_enabled, cpu_enabled):
+    return _cast_by_autocast(self, FULL, [cuda_enabled, cpu_enabled])
+
+
+def _cast_by_autocast(self, kind, flags):
+    dtype, device, _ = self.facts
+    if dtype is None or device is None:
+        return None
+    target = cast_to(kind, dtype, device, [structural(flag, "whether autocast is on") for flag in flags])
+    return self if target is None else self.writer("aten::to", self, target, False, False)
 
 
 # ---- poolings

@@ -32,6 +32,7 @@ from ...graph.wrapper import (
     outputs,
     schema,
 )
+from ...joint.autocast import check_casts
 from ...joint.example_types import note_types
 from ...joint.packing import pack
 from ...joint.regions import outline
@@ -73,6 +74,7 @@ def _regions(graph: Graph) -> Graph | None:
 
 def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
     _check_dtypes(graph)
+    check_casts(graph)
     functionalize(graph)
     infer_missing_types(graph)
     note_types(graph, numbers)
