@@ -5,8 +5,8 @@ begins at a whole access, have accesses of several elements."""
 import pytest
 import torch
 
-from kit.programs import build, stages, tensor
 from kit.native_support import group_function
+from kit.programs import build, stages, tensor
 from kit.support import assert_matches, fused_as_eager
 from tsfuser.ops import table
 

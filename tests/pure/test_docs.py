@@ -11,7 +11,9 @@ from kit import prefork
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("script", ["ops_table", "options_table", "parity_table", "architecture_page", "tests_index"])
+@pytest.mark.parametrize(
+    "script", ["ops_table", "options_table", "parity_table", "architecture_page", "tests_index"]
+)
 def test_what_is_generated_is_what_the_code_gives(script):
     pytest.importorskip("torch")
     done = prefork.run([ROOT / "scripts" / script, "--check"])

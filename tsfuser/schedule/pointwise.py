@@ -199,9 +199,9 @@ def vector_width(
 
     On a GPU a vector contains the end of a row only if the schedule can go `over_ends`: it computes the lanes
     before it alone. The addresses of such rows allow a wide access where rows lie apart, with gaps between
-    them. A vector does not contain the end of a window, with one exception if the schedule can choose `by_lane`:
-    a vector may be a whole row whose lanes are computed differently, such as two numbers that are computed
-    for each of the other dims and stored side by side."""
+    them. A vector does not contain the end of a window, with one exception if the schedule can choose
+    `by_lane`: a vector may be a whole row whose lanes are computed differently, such as two numbers that are
+    computed for each of the other dims and stored side by side."""
     inner = len(domain.dims) - 1
     if machine.vectorises_loops:
         return host_lanes(call, domain.dims[-1].extent, machine.lanes)
