@@ -1,13 +1,17 @@
 """What random programs are compared with: where torch itself may give several things, none of them is a
 difference, and nothing else is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kit.random_compare import compare, expectation
 from kit.random_inputs import Input
 from kit.random_ops import Statement
+from kit.random_programs import prepared
 from kit.random_runs import noisy
+from kit.random_scripted import execute
 from kit.random_world import Program, generate
 
 pytestmark = pytest.mark.optimized
@@ -86,3 +90,18 @@ def test_statistics_are_of_ordinary_values(values):
     """Those of others are inf or NaN by how they are added up."""
     programs = [generate(seed, ("views", values)) for seed in range(120)]
     assert not any("batch_norm" in p.source() and ", m, r," in p.source() for p in programs if p)
+
+
+def test_what_torch_is_wrong_about_in_the_first_call_is_no_difference():
+    """Its alias analysis does not say that a loop without a turn gives what entered it, so that it takes the
+    second half of `v0` for the first one; with gradients, it does so in the first call only."""
+    written = "{out} = {0}\nfor {out}_i in range(n - 2):\n    {out} = {out} - 1\n{out}.zero_()\n"
+    statements = (
+        ("v0", Statement("{0} + 1", ("x",), exact=True)),
+        ("v1", Statement("{0} * 0.5", ("v0",), exact=True)),
+        ("v2", Statement(written + "{out} = {0} * 0.5 + {out}.sum()", ("v0",), "writing", exact=True)),
+    )
+    program = Program((replace(X, leaf=True),), statements, ("v1", "v2"), ({"n": 4},))
+    run = prepared(0, program, "cpu")
+    execute([run], "cpu")
+    assert not run.wrong

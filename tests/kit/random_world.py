@@ -27,7 +27,7 @@ from kit.random_outcome import REFUSALS, outcome, refused, wide_of
 from kit.support import copy_of
 
 SMALL = ("c", "z")  # inputs of few elements
-STATISTICS = ("m", "r")  # of norms, which write to them without saying so: TorchScript moves what reads them
+STATISTICS = ("m", "r")  # of norms, which write to them without saying so
 LARGEST = 64.0  # values beyond make sin and exp amplify rounding errors
 MARGIN = 2.0**-5  # how far an inexact value must be from a jump
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 33)
@@ -272,7 +272,8 @@ def generate(seed, features=()):
     for _ in range(rng.randint(2, 6) if worlds[0].special else rng.randint(3, 16)):
         name = f"v{len(statements)}"
         few = SMALL if set(features) & set(LATER) and rng.random() < 0.7 else ()
-        values = {name: x for name, x in worlds[0].tensors().items() if name not in (*STATISTICS, *few)}
+        few += STATISTICS if "views" in features and rng.random() < 0.6 else ()
+        values = {name: x for name, x in worlds[0].tensors().items() if name not in few}
         st = statement(rng, values, others, left_out)
         name = "" if st.kind == "inplace" else name
         may_end = "complex" in features and rng.random() < 0.35
