@@ -7,6 +7,8 @@ keep the names of their ops.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from .. import ops  # noqa: F401  it defines the symbols
 from ..ir.dtypes import DTYPES
@@ -413,7 +415,7 @@ def _over_cluster(s: ColumnReduce, shape: str) -> list[str]:
     ]
 
 
-_PRINT = {
+_PRINT: dict[type, Callable[[Any], list[str]]] = {
     Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store,
     Pack: _pack, SetLane: _set_lane,
     Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,

@@ -83,17 +83,17 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
             reader = GraphReader(Sources(torch._C.Graph()), {})
             reports_of(traced, reader)
         return _report(isolated.name, seen.numbered(reader), whole, eager, said, (fn, args, kwargs))
-    with isolate(fn, args, kwargs) as isolated, unwarned(), torch.jit.fuser("fuser2"):
-        reader = GraphReader(Sources(isolated.graph), {})
+    with isolate(fn, args, kwargs) as script, unwarned(), torch.jit.fuser("fuser2"):
+        reader = GraphReader(Sources(script.graph), {})
         with passes.watching() as outcomes:
             for _ in range(CALLS):
-                isolated.step()
+                script.step()
         with observing(seen.look, unfused=True):
-            isolated.step()
-        reports_of_scripted(isolated, outcomes, reader)
+            script.step()
+        reports_of_scripted(script, outcomes, reader)
         seen = seen.numbered(reader)
-    said = caveat(isolated, seen.ran)
-    return _report(isolated.name, seen, None, 0, said, (fn, args, kwargs))
+    said = caveat(script, seen.ran)
+    return _report(script.name, seen, None, 0, said, (fn, args, kwargs))
 
 
 class Seen:

@@ -33,8 +33,8 @@ def differs_from_eager(isolated: IsolatedCompiled) -> tuple[Difference | None, i
     plain, exact = eager.step(), _exactly(isolated)
     names = [f"{kind} {k}" for kind, found in zip(("result", "gradient"), plain) for k in range(len(found))]
     flat = [_flat(found) for found in (ours, plain, exact or plain)]
-    for k, (name, *three) in enumerate(zip(names, *flat)):
-        difference = _difference(k, name, *three, exact is not None)
+    for k, (name, a, b, c) in enumerate(zip(names, *flat)):
+        difference = _difference(k, name, a, b, c, exact is not None)
         if difference is not None:
             return difference, len(names)
     return None, len(names)

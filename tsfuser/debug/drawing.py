@@ -21,6 +21,7 @@ _LANE = 6  # width that an edge takes in a layer that it passes
 def drawing(graph: GraphReport) -> str:
     """The SVG text."""
     texts = [_text(item) for item in graph.items]
+    sizes: list[tuple[float, float]]
     sizes = [(_CHARACTER * max(map(len, t)) + 2 * _PAD, _LINE * len(t) + 2 * _PAD - 4) for t in texts]
     layers, routes = _layers(graph)
     sizes += [(_LANE, 0.0)] * (1 + max(map(max, layers)) - len(sizes))

@@ -38,7 +38,7 @@ def reports_of(outcomes: Sequence[Outcome], reader: GraphReader) -> tuple[GraphR
 
 def breaks_of(graphs: Sequence[Source]) -> tuple[Break, ...]:
     """Each break once, where the program has it."""
-    found = {}
+    found: dict[Break, None] = {}
     for graph in graphs:
         own = [frame for frame in graph.stack if not is_of_torch(frame.filename)]
         if graph.broken:

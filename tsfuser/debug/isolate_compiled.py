@@ -104,7 +104,8 @@ def _choices(backend: Any, name: str) -> dict[str, Any]:
     """The options of torch.compile. CUDA graphs, which are a mode, would hide the groups' runs."""
     from ..frontends.dynamo import backend as ours
 
-    function, choices = getattr(backend, "compiler_fn", backend), dict(getattr(backend, "kwargs", {}))
+    function: Any = getattr(backend, "compiler_fn", backend)
+    choices = dict(getattr(backend, "kwargs", {}))
     while isinstance(function, functools.partial):
         function, choices = function.func, {**function.keywords, **choices}
     if function is not ours:

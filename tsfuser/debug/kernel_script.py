@@ -105,7 +105,7 @@ def _launch(plan: Planned, source: str) -> str:
     value = lambda size: plan.call.value(sz.as_size(size))
     k = plan.kernel
     packed, addresses = plan.packed()
-    block = (value(k.block_x), value(k.block_y))
+    block: tuple[int, ...] = (value(k.block_x), value(k.block_y))
     if plan.device.startswith("cuda"):
         block = (*block, 1)
     sizes = f"{value(k.grid)}, {block}, {value(k.shared)}"

@@ -162,8 +162,9 @@ def _kernels(groups: list[tuple[Group, int]]) -> str:
                 f'<tr><td></td><td colspan="5">{code}</td></tr>'
             )
     titles = ("group", "kernel and schedule")
-    numbers = ("launch", "time", "memory", "bandwidth")
-    head = "".join(f"<th>{t}</th>" for t in titles) + "".join(f'<th class="number">{t}</th>' for t in numbers)
+    measured = ("launch", "time", "memory", "bandwidth")
+    head = "".join(f"<th>{t}</th>" for t in titles)
+    head += "".join(f'<th class="number">{t}</th>' for t in measured)
     return f'<div class="card"><table><tr>{head}</tr>{"".join(rows)}</table></div>\n'
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -62,19 +62,22 @@ class Launch:
     inputs: tuple[Any, ...] = field(repr=False)
 
 
+#: A tensor that a plan allocates: dtype name, sizes, strides, and elements of the memory where it has gaps.
+Made = tuple[str, tuple, tuple, Optional[Size]]
+
+
 @dataclass(frozen=True)
 class Planned:
     """A kernel in its plan. `names`: of the group's inputs; `numbers`: their values in the call that was
-    explained, None for tensors; `call`: that for which the plan was made; `allocated`: (dtype name, sizes,
-    strides, elements of the memory where it has gaps or None) of what the plan allocates, the last `seeds` of
-    which are seeds."""
+    explained, None for tensors; `call`: that for which the plan was made; `allocated`: what the plan
+    allocates, the last `seeds` of which are seeds."""
 
     group: int
     device: str
     names: tuple[str, ...]
     numbers: tuple[Any, ...]
     call: Call
-    allocated: tuple[tuple[str, tuple, tuple, Size | None], ...]
+    allocated: tuple[Made, ...]
     kernel: Kernel
     function: Function
     seeds: int = 0

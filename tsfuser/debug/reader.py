@@ -43,7 +43,7 @@ from ..target.cuda import CudaTarget
 from .arguments import described
 from .findings import GraphReport, Group, Kernel, Node, Part
 from .observe import Run, Timing
-from .raw import Planned
+from .raw import Made, Planned
 from .source import Sources
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
@@ -134,6 +134,7 @@ class GraphReader:
                 why = (refusals.reason(node) if refusals is not None else "") or branch
                 self._block(b, into, refusals, forward, makers, why)
             self.incomplete |= node.kind() == "prim::fork"  # has an executor of its own
+            item: Part | Group | Node | None
             if node.kind() == "prim::DifferentiableGraph":
                 item = Part(1 + sum(isinstance(other, Part) for other in into.items))
             else:
@@ -195,8 +196,9 @@ class GraphReader:
             return Group(number, "", nodes, arguments, (), str(error))
         names = tuple(v.debugName() for v in node.inputs())
         numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in run.arguments)
-        made = tuple(
-            (o.value.dtype.name, o.sizes, o.strides, o.room and o.room.elements) for o in fusion.outputs
+        made: tuple[Made, ...] = tuple(
+            (o.value.dtype.name, o.sizes, o.strides, None if o.room is None else o.room.elements)
+            for o in fusion.outputs
         )
         made += tuple((t.value.dtype.name, t.sizes, t.strides, None) for t in allocations.temporaries)
         made += tuple(("int64", (length,), (1,), None) for length in fusion.seeds)

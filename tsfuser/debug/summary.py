@@ -90,7 +90,7 @@ def together(titles: list[str]) -> str:
     if len(titles) == 1:
         return titles[0]
     before, after = re.split(r"\d+", titles[0], maxsplit=1)
-    numbers = [int(re.search(r"\d+", title)[0]) for title in titles]  # type: ignore[index]
+    numbers = [int(re.search(r"\d+", title)[0]) for title in titles]
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:

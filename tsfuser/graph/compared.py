@@ -112,7 +112,7 @@ class _Ways:
     def _last(self, values: int, ways: int) -> Iterator[int]:
         """Those of the values that others on the ways read."""
         later = ways >> (values & -values).bit_length() << (values & -values).bit_length()
-        read = set()
+        read: set[int] = set()
         for k in _members(later & ~values):
             step = self._steps[k]
             read.update(step.operands if step is not None else ())

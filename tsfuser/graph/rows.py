@@ -129,7 +129,7 @@ def tables_of(node: Node) -> list[Value]:
     """The operands that the node reads at places which another one holds."""
     found = row_of(node)
     names = found[0].table.split() if found else ()
-    tables = [node.inputsAt(found[1].arguments.index(name)) for name in names]  # type: ignore[index]
+    tables = [node.inputsAt(found[1].arguments.index(name)) for name in names]
     return [v for v in tables if is_tensor(v)]
 
 

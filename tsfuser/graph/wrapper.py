@@ -11,10 +11,9 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch._C import Block, Graph, Node, Value
 
 from .. import _C
-
-Graph, Node, Value, Block = torch._C.Graph, torch._C.Node, torch._C.Value, torch._C.Block
 
 GROUP, GUARD, FALLBACK = "prim::CudaFusionGroup", "prim::CudaFusionGuard", "prim::FallbackGraph"
 CONSTANT, LIST = "prim::Constant", "prim::ListConstruct"
@@ -119,7 +118,7 @@ def operands(node: Node) -> list[Value]:
     used = used_inside(node) if blocks(node) else ()
     if not used:
         return inputs(node)
-    own = set()
+    own: set[int] = set()
     waiting = blocks(node)
     while waiting:
         block = waiting.pop()

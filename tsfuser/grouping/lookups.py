@@ -64,7 +64,7 @@ def kept_apart(node: Node, may_be_fused: Callable[[Value], bool]) -> list[Value]
 
 def _dim(node: Node, table: Value) -> int | None:
     """The only dim of the table that the node looks up, where its row says it and it is known."""
-    row, schema = row_of(node)  # type: ignore[misc]
+    row, schema = row_of(node)
     dim, rank = row.picked, len(shape(table)[0] or ())
     if isinstance(dim, str):
         given = node.inputsAt(schema.arguments.index(dim)) if dim else None
@@ -74,7 +74,7 @@ def _dim(node: Node, table: Value) -> int | None:
 
 def _takes_few(node: Node, table: Value, dim: int) -> bool:
     """Whether few elements are taken, and an index of the table's rank is as large along the other dims."""
-    row, schema = row_of(node)  # type: ignore[misc]
+    row, schema = row_of(node)
     index = node.inputsAt(schema.arguments.index(row.places))
     sizes, places, made = (shape(v)[0] for v in (table, index, node.outputsAt(0)))
     if sizes is None or places is None or made is None or sizes[dim] == 1:
@@ -130,7 +130,7 @@ def _before(value: Value, dim: int) -> list[tuple[Value, int]] | None:
 
 def _dim_before(node: Node, sizes: list[int], dim: int) -> int | None:
     """The dim of a view's operand that dim `dim` of the view is; None if it is none, or not known."""
-    row, schema = row_of(node)  # type: ignore[misc]
+    row, schema = row_of(node)
     given = {name: v for name, v in zip(schema.arguments, inputs(node)) if is_constant(v)}
     known = {name: constant_of(v) for name, v in given.items()}
     rank, before = len(sizes), shape(node.inputsAt(0))[0]

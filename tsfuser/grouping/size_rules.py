@@ -7,7 +7,7 @@ before the guard, so it must be right for operands of any rank and for arguments
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -104,7 +104,7 @@ def derived(node: Node, rule: str, of: frozenset, outer: dict[int, Value]) -> De
     """The name of the sizes of the node's result; None if they depend on what is computed in the group.
     `outer`: number of an input of the subgraph -> the value outside."""
     _, schema = row_of(node)
-    arguments = []
+    arguments: list[Any] = []
     for name in RULES[rule][1]:
         if name not in schema.arguments:
             arguments.append(_ABSENT.get(name))

@@ -66,7 +66,7 @@ def divided(joint: Joint, roles: Roles, saved: set[int], written: Sequence[tuple
 def part(roles: Roles, given: Sequence[Value], returned: Sequence[Value], acting: Sequence[Node]) -> Graph:
     """A graph of the nodes that lead from values to others."""
     graph = Graph()
-    known = {}
+    known: dict[int, Value] = {}
     for value in given:
         argument = graph.addInput()
         argument.setType(value.type())

@@ -13,15 +13,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._C import FunctionSchema
 
 from ..graph.rows import Knowledge
 from ..graph.types import infer
 from ..graph.wrapper import Facts, Graph, Node, Value, constant_before, facts, is_tensor, outputs, refine
 from ..ir.dtypes import DTYPES
 from ..ops.table import FLOATING
-
-Schema = torch._C.FunctionSchema
-
 
 #: The numbers by which TorchScript names dtypes that have gradients.
 DTYPE_NUMBERS = {name: DTYPES[name].code for name in FLOATING}
@@ -32,7 +30,7 @@ class Term:
     ops, and write nodes; a comparison is a tensor, never a bool."""
 
     __slots__ = ("value", "writer")
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, writer: Writer, value: Value):
         self.writer, self.value = writer, value
@@ -214,7 +212,7 @@ _TAKES: dict[str, tuple[type, ...]] = {
 
 
 @cache
-def overload(kind: str, args: tuple, keywords: tuple[tuple[str, Any], ...]) -> Schema:
+def overload(kind: str, args: tuple, keywords: tuple[tuple[str, Any], ...]) -> FunctionSchema:
     """The schema of the first overload that takes them. No number becomes a tensor for it."""
     for schema in torch._C._jit_get_schemas_for_operator(kind):
         given = dict(zip((a.name for a in schema.arguments if not a.kwarg_only), args)) | dict(keywords)

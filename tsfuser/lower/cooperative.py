@@ -79,7 +79,7 @@ def with_slots(draft: Draft, body: list[Stmt]) -> list[Stmt]:
         Var(draft.iteration.name),
         how.words,
     )
-    first = [*draft.at.lets_for([made]), made]
+    first: list[Stmt] = [*draft.at.lets_for([made]), made]
     return [*first, *(s for s in body if s not in first)]
 
 

@@ -9,6 +9,7 @@ half:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from ..ir import size as sz
@@ -21,7 +22,7 @@ from ..segment import BufferKind
 from . import index as ix
 from .arguments import Params
 from .combine import conversion
-from .index import Expr
+from .index import Bin, Expr
 from .indices import Indices, covered
 from .kernel import Tile
 from .literals import literal
@@ -88,7 +89,8 @@ class Elements:
         """The conditions under which a load is needed, as far as they are the same for all elements of one
         access, and of a tile where the value goes through one; and for all iterations of a thread's loops
         where the load is the same for all."""
-        name, conditions, schedule = access.buffer.value.name, [], self.schedule
+        name, schedule = access.buffer.value.name, self.schedule
+        conditions: list[Expr] = []
         if schedule.is_vectorised:  # a branch would cost its compiler's vectors more
             return []
         varying = self._tiled() if name in schedule.values_in("tile") else set()
@@ -136,7 +138,7 @@ class Elements:
         wanted = binds or ("group", "vector")
         return {x.name: ix.Const(0) for x in self.schedule.loops if x.bind in wanted}
 
-    def _bounds(self, window: Window, at: Indices, name: str, lanes: dict[str, Expr]) -> list[Expr]:
+    def _bounds(self, window: Window, at: Indices, name: str, lanes: dict[str, Expr]) -> list[Bin]:
         """The conditions under which an element is in `window`; `lanes`: what stands for a lane."""
         place, scale = self.place(window, at, name, lanes)
         conditions = []
@@ -182,7 +184,7 @@ class Elements:
         return Load(f"{value.name}_m", value.dtype.ctype, pointer, offset, self.guard(at, access))
 
     def store(
-        self, access: Access, at: Indices, reduced: set[str] = frozenset(), tile: Tile | None = None
+        self, access: Access, at: Indices, reduced: AbstractSet[str] = frozenset(), tile: Tile | None = None
     ) -> Store:
         """A store by one of the iterations that share the element: the first along each dim that the tensor
         lacks. Dims in `reduced` are gone. If the schedule has placed the value in `tile`, it is stored there,
@@ -196,7 +198,7 @@ class Elements:
         pointer, offset = self.pointer(access, ""), self.offset(access, at)
         return Store(pointer, ctype, register, offset, value.name, guard)
 
-    def first(self, access: Access, at: Indices, reduced: set[str] = frozenset()) -> list[Expr]:
+    def first(self, access: Access, at: Indices, reduced: AbstractSet[str] = frozenset()) -> list[Expr]:
         """Whether this is the first iteration along each dim that the tensor lacks. Dims in `reduced` are
         gone."""
         return [
@@ -217,6 +219,7 @@ class Elements:
             return [self._within(op, at)]
         if isinstance(op, Position):
             return [self._position(op, at)]
+        assert isinstance(op, Pointwise)
         return [self._pointwise(op)]
 
     def _uniform(self, op: Random, at: Indices) -> list[Stmt]:
@@ -263,7 +266,8 @@ class Elements:
         return [*places, read, Compute(name, register, conversion(ctype, register), (read.name,))]
 
     def _pointwise(self, op: Pointwise) -> Compute:
-        arguments, names = [], []
+        arguments: list[str] = []
+        names: list[str] = []
         for operand in op.operands:
             text = self._operand(operand, op)
             if not operand.is_number:

@@ -20,7 +20,13 @@ from .traverse import statements
 
 
 def combined(
-    ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0, across: int = 0
+    ops: Sequence[Reduce],
+    how: Reduction,
+    threads: int,
+    lanes: int,
+    fold: int,
+    start: int = 0,
+    across: int = 0,
 ) -> list[Stmt]:
     """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where
     they fit."""
@@ -115,7 +121,7 @@ def _room_in_cluster(total: Total) -> int:
     return -(-total.bytes // 32 // 4) * 4 * CLUSTER_BLOCKS
 
 
-def exchanged(body: list[Stmt]) -> int:
+def exchanged(body: Sequence[Stmt]) -> int:
     """Bytes of shared memory in which threads meet."""
     ends = [0]
     for s in statements(body):

@@ -15,10 +15,8 @@ from dataclasses import replace
 from . import index as ix
 from .combine import COMBINATIONS
 from .index import Const, Expr, Var
-from .loop_ir import Accumulate, Accumulator, Compute, Draw, For, Let, Load, Stmt, Uniform
+from .loop_ir import Accumulate, Accumulator, Body, Compute, Draw, For, Let, Load, Stmt, Uniform
 from .traverse import defined, rewrite_indices, statements, with_bodies, without_guards
-
-Body = "tuple[Stmt, ...]"
 
 
 def peel(body: Body) -> Body:
@@ -117,7 +115,7 @@ def _chunked(loop: For) -> list[Stmt]:
     for name, part in parts.items():
         lane = Var(lanes.var)
         fold += [Compute(name, "double", "convert", (part,), (part,), lane), replace(sums[name], guard=None)]
-    before = [Accumulator(part, "float", lanes.extent.value, "0.0f") for part in parts.values()]
+    before = [Accumulator(part, "float", lanes.trips, "0.0f") for part in parts.values()]
     chunks = ix.div(ix.add(loop.extent, FLOAT_ADDITIONS - 1), FLOAT_ADDITIONS)
     return [For(chunk_loop, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
 
@@ -156,17 +154,18 @@ def _drawn(loop: For) -> list[Stmt]:
     short = isinstance(loop.extent, Const) and loop.extent.value <= DRAWN
     piece, lane = f"{loop.var}_piece", Var(loop.var)
     start: Expr = Const(0) if short else ix.mul(Var(piece), DRAWN)
-    count = loop.extent if short else Var(f"{piece}_end")
-    before: list[Stmt] = (
-        [] if short else [Let(count.name, "int64_t", ix.minimum(DRAWN, ix.sub(loop.extent, start)))]
-    )
-    most = loop.extent.value if short else DRAWN
-    for s in wanted:
-        offset = ix.substitute(s.offset, {loop.var: start})
-        before.append(Draw(f"{s.name}_drawn", s.ctype, s.state, s.stream, offset, count, most))
-    body = []
+    end = Var(f"{piece}_end")
+    before: list[Stmt] = []
+    if not short:
+        before.append(Let(end.name, "int64_t", ix.minimum(DRAWN, ix.sub(loop.extent, start))))
+    count, most = (loop.extent, loop.trips) if short else (end, DRAWN)
+    for drawn in wanted:
+        offset = ix.substitute(drawn.offset, {loop.var: start})
+        name = f"{drawn.name}_drawn"
+        before.append(Draw(name, drawn.ctype, drawn.state, drawn.stream, offset, count, most))
+    body: list[Stmt] = []
     for s in loop.body:
-        if s in wanted:
+        if isinstance(s, Uniform) and s in wanted:
             body.append(Load(s.name, s.ctype, f"{s.name}_drawn", lane, shared=True))
         else:
             body.append(rewrite_indices(s, {loop.var: ix.add(start, lane)}))

@@ -6,6 +6,7 @@ In: `Var`s and Python ints. Out: trees that fold as they are built and print as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Union
 
@@ -136,7 +137,7 @@ def mod(a, b) -> Expr:
     return Const(0) if b == Const(1) else Bin("%", a, b)
 
 
-def less(a, b) -> Expr:
+def less(a, b) -> Bin:
     return Bin("<", as_expr(a), as_expr(b))
 
 
@@ -167,10 +168,12 @@ def _parts(e: Expr) -> tuple[Expr, ...]:
         return e.a, e.b
     if isinstance(e, Select):
         return e.condition, e.yes, e.no
-    return (e.place,) if isinstance(e, Passed) else (e.at,)
+    if isinstance(e, Passed):
+        return (e.place,)
+    return (e.at,) if isinstance(e, Entry) else ()
 
 
-def substitute(e: Expr | None, table: dict[str, Expr]) -> Expr | None:
+def substitute(e: Expr | None, table: Mapping[str, Expr]) -> Expr | None:
     """`e` with variables replaced, folded again."""
     if e is None or isinstance(e, Const):
         return e

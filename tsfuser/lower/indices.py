@@ -8,13 +8,13 @@ does not divide. Example, n elements over blocks of 128 threads:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..schedule.loops import Schedule, Split
 from . import index as ix
 from .arguments import Params
-from .index import Expr, Var
+from .index import Bin, Expr, Var
 from .loop_ir import Let, Stmt
 from .traverse import used
 
@@ -24,7 +24,7 @@ class Guard:
     """`condition` must hold for the elements of domain dims `dims` to exist; `inside` says that it does for
     the whole tile."""
 
-    condition: Expr
+    condition: Bin
     dims: frozenset[str]
     inside: Expr
 
@@ -53,13 +53,13 @@ class Indices:
 
 
 def indices(
-    schedule: Schedule, params: Params, override: dict[str, Expr] | None = None, suffix: str = ""
+    schedule: Schedule, params: Params, override: Mapping[str, Expr] | None = None, suffix: str = ""
 ) -> Indices:
     """Domain indices from loop variables, by the schedule's relations backwards. `override` fixes the index
     of a loop that exists only between relations; `suffix` keeps names apart where indices are needed twice.
     """
     override = override or {}
-    of: dict[str, Expr] = {x.name: Var(x.name) for x in schedule.loops} | override
+    of: dict[str, Expr] = {**{x.name: Var(x.name) for x in schedule.loops}, **override}
     lanes = [x.name for x in schedule.loops if x.bind in ("group", "vector", "simd")]
     dims_of = covered(schedule)
     lets: list[Let] = []
@@ -101,7 +101,7 @@ def indices(
 
 def covered(schedule: Schedule) -> dict[str, frozenset[str]]:
     """For each loop, also those between relations, the dims of the domain that it covers."""
-    found = {x.name: frozenset() for x in schedule.loops}
+    found: dict[str, frozenset[str]] = {x.name: frozenset() for x in schedule.loops}
     found |= {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
     for relation in schedule.relations:
         if isinstance(relation, Split):

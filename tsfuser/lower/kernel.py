@@ -78,7 +78,7 @@ class Kernel:
     threads: int
     tiles: tuple[Tile, ...] = ()
     shared: Size | int = 0
-    grain: int = 1
+    grain: Size | int = 1
     resident: int = 0
     cooperative: bool = False
     cluster: Size | int = 0

@@ -19,10 +19,11 @@ def literal(value: bool | int | float | complex, dtype: DType) -> str:
         part = FLOAT if dtype is COMPLEX64 else DOUBLE
         value = complex(value)
         return f"{dtype.ctype}({literal(value.real, part)}, {literal(value.imag, part)})"
-    if dtype.kind == "f":
-        return _floating(float(value), dtype)
     if dtype.kind == "b":
         return "true" if value else "false"
+    assert not isinstance(value, complex)
+    if dtype.kind == "f":
+        return _floating(float(value), dtype)
     value = int(value)
     if dtype.itemsize == 8 and not dtype.is_unsigned:
         text = "-9223372036854775807ll - 1" if value == -(1 << 63) else f"{value}ll"

@@ -10,9 +10,9 @@ In: built by `nest`, rewritten by the passes. Out: the body of a `kernel.Kernel`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import TypeAlias, Union
 
-from .index import Expr
+from .index import Const, Expr
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,13 @@ class For:
     var: str
     extent: Expr
     bind: str
-    body: tuple[Stmt, ...]
+    body: Body
+
+    @property
+    def trips(self) -> int:
+        """The number of iterations, which has to be a constant."""
+        assert isinstance(self.extent, Const)
+        return self.extent.value
 
 
 @dataclass(frozen=True)
@@ -350,8 +356,8 @@ class If:
     all threads of a block."""
 
     condition: Expr
-    yes: tuple[Stmt, ...]
-    no: tuple[Stmt, ...]
+    yes: Body
+    no: Body
 
 
 Stmt = Union[
@@ -359,3 +365,4 @@ Stmt = Union[
     BlockReduce, CooperativeSlots, CooperativeReduce, AwaitCluster, ClusterReduce,
     ColumnReduce, Fetch, FetchGroup, Hide, Barrier, FillTile, For, If,
 ]  # fmt: skip
+Body: TypeAlias = tuple[Stmt, ...]

@@ -9,10 +9,12 @@ its operands, which lie in memory of their own. Example, of stack((a, b)) with t
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from ..ir.fusion import Lookup, Op, Pointwise, Reduce, Within
 from ..segment import Segment
 
-Need = "tuple[Within, bool]"  # an element is needed only where it is inside (or, if False, outside)
+Need: TypeAlias = tuple[Within, bool]  # an element is needed only where it is inside (or, if False, outside)
 
 
 def needs(segment: Segment) -> dict[str, frozenset[Need]]:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from ..ir import size as sz
 from ..ir.fusion import Reduce
 from ..ir.layout import Room
+from ..ir.size import Size
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule
 from ..segment import Segment
@@ -54,14 +55,16 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     return _kernel(name, draft, body)
 
 
-def _one_of(lets: list[Stmt], inside: Expr, whole: list[Stmt], cut: list[Stmt]) -> list[Stmt]:
+def _one_of(lets: Sequence[Stmt], inside: Expr, whole: list[Stmt], cut: list[Stmt]) -> list[Stmt]:
     """`whole` if `inside` holds, else `cut`. If they are loops over tiles, each iteration chooses."""
     loops = [k for k, s in enumerate(cut) if isinstance(s, For) and s.bind == "rows"]
     if not loops:
         return [*lets, If(inside, tuple(whole), tuple(cut))]
     [k] = loops
-    body = (*lets, If(inside, whole[k].body, cut[k].body))
-    return [*cut[:k], replace(cut[k], body=body), *cut[k + 1 :]]
+    loop, other = cut[k], whole[k]
+    assert isinstance(loop, For) and isinstance(other, For)
+    body = (*lets, If(inside, other.body, loop.body))
+    return [*cut[:k], replace(loop, body=body), *cut[k + 1 :]]
 
 
 def _lane_guards(schedule: Schedule, at: Indices) -> tuple[Guard, ...]:
@@ -255,7 +258,7 @@ def _kernel(name: str, draft: Draft, body: list[Stmt]) -> Kernel:
         schedule.resident,
         bool(how and how.scope == "cooperative"),
         cluster,
-        str(params.size(cluster, "parts")) if cluster else "",
+        str(params.size(cluster, "parts")) if isinstance(cluster, Size) else "",
         bool(how and how.leads),
         bool(how and how.combines_partials),
         rooms=rooms,

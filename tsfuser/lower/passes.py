@@ -12,10 +12,8 @@ from dataclasses import replace
 
 from . import index as ix
 from .index import Const, Expr, Var
-from .loop_ir import Accumulate, For, If, Let, Load, Pack, Place, Stmt
+from .loop_ir import Accumulate, Body, For, If, Let, Load, Pack, Place, Stmt
 from .traverse import defined, is_pure, once, rewrite_indices, statements, used, with_bodies, without_guards
-
-Body = "tuple[Stmt, ...]"
 
 
 def flatten(body: Body) -> Body:
@@ -107,7 +105,7 @@ def _bounded(loop: For, ends: dict[Expr, Let]) -> tuple[list[Stmt], For]:
         | {loop.var}
         | {s.var for s in statements(loop.body) if isinstance(s, For)}
     )
-    found: dict[Expr, Expr] = {}  # guard -> the same in terms of what is known before the loop
+    found: dict[ix.Bin, Expr] = {}  # guard -> the same in terms of what is known before the loop
     for s in statements(loop.body):
         for c in ix.bounds(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)
@@ -119,7 +117,7 @@ def _bounded(loop: For, ends: dict[Expr, Let]) -> tuple[list[Stmt], For]:
                 found[c] = index
     if not found:
         return [], loop
-    extent = loop.extent
+    extent: Expr = loop.extent
     for c, index in found.items():
         extent = ix.minimum(extent, ix.sub(c.b, ix.substitute(index, {loop.var: Const(0)})))
     body = without_guards(loop.body, set(found))

@@ -106,17 +106,16 @@ def _refilled(rows: For) -> tuple[Stmt, ...]:
     return tuple(_hidden([*early, *(body[k] for k in late), *body[last + 1 :]], rows.var))
 
 
-def _hidden(body: list[Stmt], iteration: str) -> list[Stmt]:
+def _hidden(body: Sequence[Stmt], iteration: str) -> list[Stmt]:
     """`body`, in which each loop but the first over packed elements converts them anew."""
     arrays = {s.name for s in body if isinstance(s, Array) and s.packed and s.ctype in NARROW}
     made: list[Stmt] = []
     seen: set[str] = set()
     for s in body:
-        mine = [] if not isinstance(s, For) else [x for x in sorted(used(s)) if x.partition("[")[0] in arrays]
-        made.append(
-            replace(s, body=(*(Hide(x, iteration) for x in mine if x in seen), *s.body)) if mine else s
-        )
-        seen.update(mine)
+        if isinstance(s, For) and (mine := [x for x in sorted(used(s)) if x.partition("[")[0] in arrays]):
+            s = replace(s, body=(*(Hide(x, iteration) for x in mine if x in seen), *s.body))
+            seen.update(mine)
+        made.append(s)
     return made
 
 

@@ -21,7 +21,7 @@ from .accumulate import Accumulation, Chains, accumulation
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .draft import Draft
 from .exchange import columns_over_cluster, combined, exchanged
-from .index import Var
+from .index import Expr, Var
 from .indices import indices
 from .loop_ir import Compute, If, Stmt
 from .traverse import read_by
@@ -33,11 +33,11 @@ def reduced(draft: Draft, number: int, ops: Sequence[Reduce], known: Collection[
     if not ops:
         return [Accumulation([], [], [])]
     if block_moments.applies(draft, number, ops, known):
-        made = block_moments.passes(draft, ops)
+        passes = block_moments.passes(draft, ops)
         draft.row_values += [s for op in ops for s in _result(draft, number, op, total_of(op, ops))]
-        return made
+        return passes
     after = _combined(draft, number, ops)
-    before, body, packs = [], [], []
+    whole = Accumulation([], [], [])
     for name, op in totals(ops).items():
         made = accumulation(
             name,
@@ -48,10 +48,13 @@ def reduced(draft: Draft, number: int, ops: Sequence[Reduce], known: Collection[
             draft.row_guard,
             masked=not draft.schedule.is_vectorised,
         )
-        before, body, packs = before + made.before, body + made.body, packs + made.after
+        whole.before.extend(made.before)
+        whole.body.extend(made.body)
+        whole.after.extend(made.after)
     for op in ops:
         draft.row_values += _result(draft, number, op, total_of(op, ops))
-    return [Accumulation(before, body, [*packs, *after])]
+    whole.after.extend(after)
+    return [whole]
 
 
 def _chains(draft: Draft) -> Chains:
@@ -106,7 +109,7 @@ def stores(draft: Draft) -> list[Stmt]:
         return []
     gone = {x.name: ix.Const(0) for x in draft.loops if x.name != draft.row_loop}
     done = indices(draft.schedule, draft.params, gone, "_out")
-    firsts = [Var(draft.bound(f"thread.{draft.how.axis}").name)]
+    firsts: list[Expr] = [Var(draft.bound(f"thread.{draft.how.axis}").name)]
     if draft.cooperative:
         firsts.append(done.of[draft.cooperative.part])
     first = ix.both([ix.less(x, 1) for x in firsts])

@@ -10,12 +10,14 @@ becomes
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias, TypeGuard, Union
 
 from ..ir import dtypes
-from .loop_ir import Array, Compute, For, Let, Load, Place, Stmt, Uniform
+from .loop_ir import Array, Body, Compute, For, Let, Load, Place, Stmt, Uniform
 from .traverse import defined, rename, used, with_bodies
 
-Body = "tuple[Stmt, ...]"
+#: Statements of a loop that can come first.
+Early: TypeAlias = Union[Let, Place, Uniform, Load, Compute]
 MOST_STAGED = 128  # bytes of a thread that one loop alone loads ahead, where registers hold a row
 _BYTES = {d.ctype: d.itemsize for d in dtypes.DTYPES.values()}
 #: Types in memory of elements that are wider in registers: floats of 16 bits.
@@ -28,7 +30,7 @@ def stage(body: Body, in_rows: bool = False) -> Body:
     over rows (`in_rows`), what they share is packed: a thread's registers also hold sums over the rows."""
     unrolled = [s for s in body if isinstance(s, For) and s.bind == "unroll"]
     result: list[Stmt] = []
-    arrays_of: dict[Stmt, str] = {}  # a statement of some loop's front -> the array that holds its values
+    arrays_of: dict[Early, str] = {}  # a statement of some loop's front -> the array that holds its values
     for s in body:
         if isinstance(s, For) and s.bind == "unroll":
             later = [x for x in unrolled[unrolled.index(s) + 1 :] if x.var == s.var and x.extent == s.extent]
@@ -39,10 +41,10 @@ def stage(body: Body, in_rows: bool = False) -> Body:
     return tuple(result)
 
 
-def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
+def _front(loop: For) -> tuple[list[Early], list[Stmt]]:
     """The index computations and loads that can come first, and the rest. Where registers hold a row already,
     other loads stay where they are."""
-    front: list[Stmt] = []
+    front: list[Early] = []
     back: list[Stmt] = []
     late: set[str] = set()
     places: set[str] = set()  # names that some place depends on
@@ -51,12 +53,7 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
             places |= used(s)
     holds = any(isinstance(s, Load) and s.held for s in loop.body)
     for s in loop.body:
-        early = (
-            isinstance(s, (Let, Place, Uniform))
-            or (isinstance(s, Load) and (s.held if holds else not s.shared))
-            or (isinstance(s, Compute) and s.name in places)
-        )
-        if early and not (used(s) & late):
+        if _may_be_early(s, places, holds) and not (used(s) & late):
             front.append(s)
         else:
             back.append(s)
@@ -65,7 +62,16 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
     return front, back
 
 
-def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str], in_rows: bool) -> list[Stmt]:
+def _may_be_early(s: Stmt, places: set[str], holds: bool) -> TypeGuard[Early]:
+    """As of `_front`, whatever `s` reads; `holds`: registers hold a row already."""
+    return (
+        isinstance(s, (Let, Place, Uniform))
+        or (isinstance(s, Load) and (s.held if holds else not s.shared))
+        or (isinstance(s, Compute) and s.name in places)
+    )
+
+
+def _staged(loop: For, later: list[For], arrays_of: dict[Early, str], in_rows: bool) -> list[Stmt]:
     """`loop` as two, with arrays between them; the loops `later`, over the same iterations, use them too."""
     front, back = _front(loop)
     shared = {s for x in later for s in _front(x)[0]}
@@ -75,6 +81,7 @@ def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str], in_rows: bo
     needed = frozenset().union(*map(used, back))
     fresh = [s for s in front if s not in arrays_of]
     stored = [s for s in fresh if s.name in needed or s in shared]
+    packs: dict[Early, Load]
     packs = {s: replace(s, packed=True) for s in stored if in_rows and s in shared and _may_be_packed(s)}
     for s in stored:
         name, k = s.name, 1
@@ -86,7 +93,7 @@ def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str], in_rows: bo
             arrays_of[s],
             s.ctype,
             getattr(s, "lanes", 1),
-            loop.extent.value,
+            loop.trips,
             getattr(packs.get(s, s), "packed", False),
         )
         for s in stored
@@ -98,8 +105,8 @@ def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str], in_rows: bo
 
 
 def _in_place(
-    loop: For, front: list[Stmt], back: list[Stmt], arrays_of: dict[Stmt, str], shared: set[Stmt]
-) -> tuple[list[Stmt], list[Stmt]]:
+    loop: For, front: list[Early], back: list[Stmt], arrays_of: dict[Early, str], shared: set[Early]
+) -> tuple[list[Early], list[Stmt]]:
     """`front` and `back`, in which loads of what all rows share, and one loop alone reads, stay where they
     are if they would fill many registers, and registers hold what earlier loops have loaded: the weights of
     a norm of long rows. A cache has them, so the loop does not wait for memory in each iteration."""
@@ -113,12 +120,12 @@ def _in_place(
         and s not in shared
         and s.name not in places
     ]
-    taken = sum(_BYTES[s.ctype] * s.lanes for s in own) * loop.extent.value
+    taken = sum(_BYTES[s.ctype] * s.lanes for s in own) * loop.trips
     if not arrays_of.keys() & set(front) or taken <= MOST_STAGED:
         return front, back
     return [s for s in front if s not in own], [*own, *back]
 
 
-def _may_be_packed(s: Stmt) -> bool:
+def _may_be_packed(s: Stmt) -> TypeGuard[Load]:
     """Whether `s` loads whole vectors of 16-bit floats."""
     return isinstance(s, Load) and s.lanes > 1 and s.count is None and not s.shared and s.ctype in NARROW

@@ -8,16 +8,17 @@ names or indices. Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .index import Expr, Var, as_expr, both, conjuncts, names, substitute
 from .loop_ir import (
     Accumulate,
-    AwaitCluster,
-    Barrier,
+    Accumulator,
+    Array,
     BlockReduce,
+    Body,
     ClusterReduce,
     ColumnReduce,
     Compute,
@@ -25,13 +26,13 @@ from .loop_ir import (
     CooperativeSlots,
     Draw,
     Fetch,
-    FetchGroup,
     FillTile,
     For,
     Hide,
     If,
     Let,
     Load,
+    Pack,
     Place,
     Scratch,
     SetLane,
@@ -40,30 +41,15 @@ from .loop_ir import (
     Uniform,
 )  # fmt: skip
 
-_NAMELESS = frozenset(
-    (
-        Store,
-        SetLane,
-        Barrier,
-        FillTile,
-        For,
-        If,
-        Accumulate,
-        BlockReduce,
-        CooperativeReduce,
-        AwaitCluster,
-        ClusterReduce,
-        ColumnReduce,
-        Fetch,
-        FetchGroup,
-        Hide,
-    )
-)
+#: Statements that define their `name`.
+_NAMED = (Accumulator, Array, Compute, CooperativeSlots, Draw, Let, Load, Pack, Place, Scratch, Uniform)
+#: Statements that do nothing where their `guard` is false.
+_GUARDED = (Accumulate, Fetch, Load, Place, Store)
 
 
 def defined(s: Stmt) -> str | None:
     """The name that a statement defines."""
-    return None if type(s) in _NAMELESS else s.name
+    return s.name if isinstance(s, _NAMED) else None
 
 
 def _totals(s: BlockReduce | CooperativeReduce | ClusterReduce | ColumnReduce) -> frozenset[str]:
@@ -110,7 +96,7 @@ def _pointer(s: Load) -> frozenset[str]:
     return frozenset() if given else frozenset((s.buffer,))
 
 
-def statements(body: tuple[Stmt, ...]):
+def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """All statements of `body`, also those inside others."""
     for s in body:
         yield s
@@ -120,7 +106,7 @@ def statements(body: tuple[Stmt, ...]):
             yield from statements(s.yes + s.no)
 
 
-def with_bodies(s: Stmt, f) -> Stmt:
+def with_bodies(s: Stmt, f: Callable[[Body], Body]) -> Stmt:
     """`s` with `f` applied to the bodies it holds."""
     if isinstance(s, For):
         return replace(s, body=f(s.body))
@@ -129,7 +115,7 @@ def with_bodies(s: Stmt, f) -> Stmt:
     return s
 
 
-def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
+def rewrite_indices(s: Stmt, table: Mapping[str, Expr]) -> Stmt:
     """`s` with index variables substituted."""
     if isinstance(s, Compute):  # most statements are
         return replace(s, lane=substitute(as_expr(s.lane), table)) if s.vectors else s
@@ -164,7 +150,7 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     return s
 
 
-def rename(s: Stmt, table: dict[str, str]) -> Stmt:
+def rename(s: Stmt, table: Mapping[str, str]) -> Stmt:
     """`s` with names replaced, in what it reads and in what it defines."""
     if not table:
         return s
@@ -186,13 +172,13 @@ def rename(s: Stmt, table: dict[str, str]) -> Stmt:
     return replace(s, **new) if new else s
 
 
-def without_guards(body: tuple[Stmt, ...], drop: set[Expr]) -> tuple[Stmt, ...]:
+def without_guards(body: Body, drop: Collection[Expr]) -> Body:
     """`body` without the conditions `drop`, which are known to hold."""
     result = []
     for s in body:
         if isinstance(s, For):
             s = replace(s, body=without_guards(s.body, drop))
-        elif getattr(s, "guard", None) is not None:
+        elif isinstance(s, _GUARDED) and s.guard is not None:
             s = replace(s, guard=both(c for c in conjuncts(s.guard) if c not in drop))
         result.append(s)
     return tuple(result)
@@ -208,7 +194,7 @@ def is_pure(s: Stmt) -> bool:
     )
 
 
-def once(body: list[Stmt]) -> tuple[Stmt, ...]:
+def once(body: Sequence[Stmt]) -> Body:
     """Without pure statements that repeat an earlier one."""
     seen: set[Stmt] = set()
     result = []
@@ -221,7 +207,7 @@ def once(body: list[Stmt]) -> tuple[Stmt, ...]:
     return tuple(result)
 
 
-def read_by(body: list[Stmt], known: list[Stmt]) -> list[Stmt]:
+def read_by(body: Sequence[Stmt], known: Sequence[Stmt]) -> list[Stmt]:
     """Of the statements `known` those that define what `body` reads, and what these read."""
     names = frozenset().union(*map(used, body))
     found: list[Stmt] = []

@@ -20,11 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from . import index as ix
-from .index import Const, Expr, Var
-from .loop_ir import Compute, For, Let, Load, Pack, SetLane, Stmt, Store, Uniform
+from .index import Bin, Const, Expr, Var
+from .loop_ir import Body, Compute, For, Let, Load, Pack, SetLane, Stmt, Store, Uniform
 from .traverse import defined, once, used, with_bodies
-
-Body = "tuple[Stmt, ...]"
 
 
 def vectorize(body: Body, counts: dict[Expr, str] | None = None) -> Body:
@@ -74,7 +72,7 @@ class _Vector:
     def lanes(self) -> int:
         count = 1
         for loop in self.loops:
-            count *= loop.extent.value
+            count *= loop.trips
         return count
 
     def first(self, e: Expr | None) -> Expr | None:
@@ -91,7 +89,7 @@ class _Vector:
             return self.lanes, self.lane
         outer = self.loops[0]
         if len(self.loops) > 1 and steps == [Const(1), Const(0)]:
-            return outer.extent.value, Var(outer.var)
+            return outer.trips, Var(outer.var)
         return None
 
     def put(self, s: Stmt) -> None:
@@ -112,7 +110,9 @@ class _Vector:
         uniform = ix.both(c for c in ix.conjuncts(guard) if var not in ix.names(c))
         count: Expr = lanes
         for c in varying:  # base + lane < bound
-            assert c.op == "<" and ix.coefficient(c.a, var) == Const(1), f"guard {c} is not linear in {var}"
+            assert isinstance(c, Bin) and c.op == "<" and ix.coefficient(c.a, var) == Const(1), (
+                f"guard {c} is not linear in {var}"
+            )
             count = ix.minimum(count, ix.sub(c.b, ix.substitute(c.a, {var: Const(0)})))
         if count == lanes:
             return uniform, None
@@ -152,11 +152,11 @@ def _load(v: _Vector, s: Load | Uniform, lanes: int, lane: Expr) -> None:
     """One vector for all lanes."""
     name = f"{s.name.removesuffix('_m')}_v"
     v.picks[s.name] = name, lane
-    new = {"name": name, "offset": v.first(s.offset), "lanes": lanes}
+    s = replace(s, name=name, offset=v.first(s.offset), lanes=lanes)
     if isinstance(s, Load):
         guard, count = v.bounds(s.guard)
-        new |= {"guard": guard, "count": count}
-    v.before.append(replace(s, **new))
+        s = replace(s, guard=guard, count=count)
+    v.before.append(s)
 
 
 def _store(v: _Vector, s: Store) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
@@ -10,7 +12,7 @@ from ..ir.symbols import CANCELS, Fast, define
 from .elementwise import as_stored, converted, promoted, round_number
 from .table import FLOATING, composite
 
-_ANY = dict(grows=(CANCELS,))
+_ANY: dict[str, Any] = dict(grows=(CANCELS,))
 # the exact forms cancel where x is far below 0
 define(
     "gelu",

@@ -6,6 +6,8 @@ and what eager rejects is refused, so that the error stays eager's.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, HALF, DType
@@ -18,8 +20,8 @@ from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, com
 
 _KINDS = "bifc"
 
-_SUM = dict(cheap=True, grows=(CANCELS, CANCELS))
-_SCALED_SUM = dict(cheap=True, grows=(CANCELS, CANCELS, CANCELS))
+_SUM: dict[str, Any] = dict(cheap=True, grows=(CANCELS, CANCELS))
+_SCALED_SUM: dict[str, Any] = dict(cheap=True, grows=(CANCELS, CANCELS, CANCELS))
 define("add", "({0} + {1})", **_SUM, integer="wrap_add({0}, {1})", boolean="({0} || {1})")
 define(
     "add_scaled", "multiply_add({2}, {1}, {0})", **_SCALED_SUM, integer="wrap_add({0}, wrap_mul({2}, {1}))"
@@ -206,7 +208,9 @@ def _reciprocal(b: Builder, divisor: Value, dtype: DType) -> tuple[float, float]
     """The parts of the reciprocal of a number that is part of the code, where multiplying by them is shorter:
     a division takes a GPU a branch, between which no other element's work is done."""
     number = divisor.literal
-    if b.device == "cpu" or dtype.register is not FLOAT or type(number) not in (int, float):
+    if b.device == "cpu" or dtype.register is not FLOAT:
+        return None
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         return None
     return parts(float(number))
 

@@ -50,6 +50,7 @@ def _backward(
     slope = total(b, "sum", b.pointwise("mul", (grad, hat), register), others)
     shift = total(b, "sum", grad, others)
     gradients: list[Value | None] = [None, None, None]
+    operands: tuple[Value | None, ...]
     if mask[0]:
         factor = [] if weight is None else [of_channels(b, weight, input)]
         if training:

@@ -3,6 +3,8 @@ itself, as in eager."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import FLOAT, NARROW, DType
@@ -18,7 +20,7 @@ _KNOWN = (
     "computed of, whose results are only read)"
 )
 #: Facts of all casts that may hand their operand on.
-_CAST = dict(dtypes=CONVERTED, sizes="first", smooth=True, fresh=False, gradient="cast")
+_CAST: dict[str, Any] = dict(dtypes=CONVERTED, sizes="first", smooth=True, fresh=False, gradient="cast")
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
 #: c10::MemoryFormat::ChannelsLast, ChannelsLast3d -> the dims in memory, outermost first
 _CHANNELS_LAST = {2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}

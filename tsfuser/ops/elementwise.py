@@ -195,7 +195,7 @@ def round_number(b: Builder, value: Value, dtype: DType) -> Value:
     conversion."""
     if value.dtype is dtype or value.dtype is BOOL:
         return value
-    if value.literal is None:
+    if value.literal is None or isinstance(value.literal, complex):
         return b.cast(value, dtype)
     return b.literal(rounded(float(value.literal), dtype))
 

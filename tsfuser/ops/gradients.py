@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL
@@ -14,7 +16,7 @@ from .table import FLOATING, NUMERIC, REAL, composite
 
 define("mish_backward", "mish_backward({0}, {1})")
 # Derivatives are 0 somewhere, and cancel there: what they are off by is relative to the gradient.
-_PRODUCT = dict(grows=(1, CANCELS))
+_PRODUCT: dict[str, Any] = dict(grows=(1, CANCELS))
 define(
     "gelu_backward",
     "gelu_backward({0}, {1})",

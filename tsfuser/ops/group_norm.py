@@ -47,9 +47,9 @@ def _forward(
     b: Builder, input: Value, weight, bias, groups: sz.Size, eps: Value
 ) -> tuple[Value, Value, Value]:
     """Result, mean and 1 / standard deviation [N, groups]; the number of groups is part of the class."""
-    saved, groups = _checked(b, input, weight, bias), b.call.decide(groups)
+    saved, count = _checked(b, input, weight, bias), b.call.decide(groups)
     x, weight, bias = (
-        _split(b, v, groups) for v in (input, of_channels(b, weight, input), of_channels(b, bias, input))
+        _split(b, v, count) for v in (input, of_channels(b, weight, input), of_channels(b, bias, input))
     )
     dims = list(range(2, len(x.dims)))
     mean, summed = squares(b, x, dims)
@@ -118,13 +118,13 @@ def native_group_norm_backward(
     """The gradients of group_norm that `output_mask` asks for"""
     _check_sizes(b, input, (N, C, HxW))
     _checked(b, input, mean, rstd, weight)
-    group = b.call.decide(group)
+    groups = b.call.decide(group)
     if weight is None and (output_mask[1] or output_mask[2]):
         raise Refusal("gradients of parameters that are not there")
-    x = _split(b, input, group)
+    x = _split(b, input, groups)
     mean, rstd = (_of_groups(b, v, x) for v in (mean, rstd))
     parameters = tuple(weight.dtype if asked else None for asked in output_mask[1:])
-    gradients = _gradients(b, grad_out, input, mean, rstd, weight, group, parameters)
+    gradients = _gradients(b, grad_out, input, mean, rstd, weight, groups, parameters)
     return (gradients[0] if output_mask[0] else None, *gradients[1:])
 
 
@@ -140,12 +140,12 @@ def group_norm_backward(
 ) -> tuple[Value | None, ...]:
     """The gradients of group_norm, by its operands alone"""
     _checked(b, input, weight, bias)
-    group = b.call.decide(num_groups)
-    x = _split(b, input, group)
+    groups = b.call.decide(num_groups)
+    x = _split(b, input, groups)
     dims = list(range(2, len(x.dims)))
     mean, rstd, _ = statistics(b, x, dims, eps)
     parameters = tuple(None if v is None else v.dtype for v in (weight, bias))
-    return _gradients(b, grad_out, input, mean, rstd, weight, group, parameters)
+    return _gradients(b, grad_out, input, mean, rstd, weight, groups, parameters)
 
 
 def _gradients(

@@ -145,7 +145,7 @@ def _rolled(b: Builder, value: Value, dim: int, shift: sz.Size) -> Value:
 
 
 @composite("aten::roll", dtypes=ALL, sizes="first", symbolic=("shifts",), fixed=("dims",), moves=True)
-def roll(b: Builder, self, shifts: list, dims: list = ()) -> Value:
+def roll(b: Builder, self, shifts: list, dims: Sequence[int] = ()) -> Value:
     """`self` with its elements shifted along `dims`, or as one dim; what leaves at an end comes in at the
     other"""
     sizes = b.sizes(self)

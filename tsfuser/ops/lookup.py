@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import Refusal
 from ..ir import layout as lay
@@ -37,7 +38,7 @@ from .views import dim_of, unsqueezed
 
 Sizes = Sequence[int]
 
-_LOOKUP = dict(dtypes=ALL, sizes="own", selects=True)
+_LOOKUP: dict[str, Any] = dict(dtypes=ALL, sizes="own", selects=True)
 
 
 def _check(name: str, self: Value) -> None:
@@ -156,7 +157,8 @@ def _index_layout(
     for index in indices:
         ahead, layout = len(walked) - behind - len(index.dims), b.layout(index)
         ones = [sz.const(1)] * ahead, [sz.const(1)] * behind
-        read.append(lay.Layout(*((*ones[0], *known, *ones[1]) for known in (layout.sizes, layout.strides))))
+        sizes, strides = ((*ones[0], *known, *ones[1]) for known in (layout.sizes, layout.strides))
+        read.append(lay.Layout(sizes, strides))
     return b.pointwise_layout(dims, read)
 
 

@@ -16,6 +16,8 @@ asks for, is that element (ir/only_terms.py):
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
@@ -29,7 +31,7 @@ from .views import unsqueezed
 
 NONE, MEAN, SUM = range(3)  # reductions
 
-_LOSS = dict(dtypes=FLOATING, table="self weight", places="target", picked=1)
+_LOSS: dict[str, Any] = dict(dtypes=FLOATING, table="self weight", places="target", picked=1)
 
 
 def _check(b: Builder, self: Value, target: Value, weight: Value | None) -> None:
@@ -140,5 +142,5 @@ def nll_loss_backward(
     axis = None if b.call.decide(sz.eq(classes, 1)) else b.fresh_axis(classes)
     place = position(b, [None, axis, *[None] * (rank - 2)], 1) if axis is not None else b.literal(0)
     here = b.pointwise("eq", (target, place), BOOL, own_types=True)
-    found = b.pointwise("where", (here, by_class, zero), register, own_types=True, name="nll_loss_backward")
-    return b.contiguous(narrow(b, "nll_loss_backward", found, gradient.dtype))
+    result = b.pointwise("where", (here, by_class, zero), register, own_types=True, name="nll_loss_backward")
+    return b.contiguous(narrow(b, "nll_loss_backward", result, gradient.dtype))

@@ -62,7 +62,9 @@ def clamped(b: Builder, place: sz.Size | None, size: sz.Size, default: sz.Size) 
     fixed=("dim", "step"),
     moves=True,
 )
-def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1):
+def slice_(
+    b: Builder, self, dim: int = 0, start: sz.Size | None = None, end: sz.Size | None = None, step: int = 1
+):
     """The part of `self` from `start` to `end` along `dim`"""
     dim = _dim(self, dim, "slice")
     if step < 1:
@@ -77,7 +79,7 @@ def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | 
 @composite(
     "aten::narrow", dtypes=CONVERTED, sizes="own", symbolic=("start", "length"), fixed=("dim",), moves=True
 )
-def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
+def narrow(b: Builder, self, dim: int, start: sz.Size, length: sz.Size) -> Value:
     """The part of `self` of `length` elements from `start` on along `dim`"""
     dim = _dim(self, dim, "narrow")
     size = b.sizes(self)[dim]
@@ -91,7 +93,7 @@ def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
 @composite(
     "aten::select", "int", dtypes=CONVERTED, sizes="selected", symbolic=("index",), fixed=("dim",), moves=True
 )
-def select(b: Builder, self, dim: int, index: int) -> Value:
+def select(b: Builder, self, dim: int, index: sz.Size) -> Value:
     """The part of `self` at place `index` of `dim`, without that dim"""
     dim = _dim(self, dim, "select")
     size = b.sizes(self)[dim]

@@ -4,6 +4,8 @@ In: nothing. Out: rows; a template is the op's whole meaning, and names in it ar
 `codegen/runtime/math.h` or of the C library.
 """
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
@@ -16,7 +18,7 @@ _MOST_PLACES = 10  # float32 holds powers of ten up to this one
 # How many times as large the relative error of x is in the result f(x) at most, x f'(x) / f(x), as far as x
 # and f(x) are finite and not 0 in float32.
 _EXP = (104,)
-_ANY = dict(grows=(CANCELS,))
+_ANY: dict[str, Any] = dict(grows=(CANCELS,))
 
 # Results of the operand's dtype.
 unary(
@@ -207,7 +209,7 @@ unary("special_ndtr", "normal_cdf({0})", FLOAT, error="operands")
 
 binary("atan2", "atan2({0}, {1})", FLOAT, overloads=("",), smooth=False, cost=45)
 binary("copysign", "copysign({0}, {1})", FLOAT, smooth=False)
-_LOG = dict(rule=FLOAT, exact=True)
+_LOG: dict[str, Any] = dict(rule=FLOAT, exact=True)
 binary("xlogy", "xlogy({0}, {1})", overloads=("Tensor", "Scalar_Other", "Scalar_Self"), **_LOG)
 binary("special_xlog1py", "xlog1py({0}, {1})", overloads=("", "other_scalar", "self_scalar"), **_LOG)
 binary("hypot", "hypot({0}, {1})", dtypes=FLOATING, overloads=("",))

@@ -191,10 +191,10 @@ def _mask(b: Builder, uniform: Value, keep: Value) -> Value:
     return b.pointwise("lt", (uniform, keep), BOOL, FLOAT, name="mask")
 
 
-def _dropped_as_eager(b: Builder, input: Value, p: float | None) -> tuple[Value, Value]:
+def _dropped_as_eager(b: Builder, input: Value, p: int | float | complex | None) -> tuple[Value, Value]:
     """The same with eager's numbers: all but float64 compares and scales in float, which 1 - p is rounded to
     before the scale is computed. Where p is 0 or 1, eager's dropout draws nothing."""
-    if p is None:
+    if p is None or isinstance(p, complex):
         raise Refusal("eager's random numbers for a dropout whose probability is not a constant")
     own = input.dtype.register
     keep = _rounded(1.0 - p, own)

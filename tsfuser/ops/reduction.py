@@ -60,7 +60,8 @@ def squares(b: Builder, value: Value, dims: Sequence[int], dtype: DType | None =
     """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in `dtype`, else the
     accumulation dtype: one pass over the data, or what schedule/moments.py makes of it."""
     dtype = dtype or value.dtype.register
-    return tuple(b.reduce(part, part, value, dims, True, dtype) for part in ("mean", "squares"))
+    mean_value, squared = (b.reduce(part, part, value, dims, True, dtype) for part in ("mean", "squares"))
+    return mean_value, squared
 
 
 def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:
@@ -150,13 +151,13 @@ def _extreme(b: Builder, name: str, how: str, self: Value, dim, keepdim: bool) -
 
 
 @composite("aten::amax", sizes="reduced", selects=True)
-def amax(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
+def amax(b: Builder, self, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """The largest element along `dim`; NaN if there is one"""
     return _extreme(b, "amax", "max", self, dim, keepdim)
 
 
 @composite("aten::amin", sizes="reduced", selects=True)
-def amin(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
+def amin(b: Builder, self, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """The smallest element along `dim`; NaN if there is one"""
     return _extreme(b, "amin", "min", self, dim, keepdim)
 
@@ -263,6 +264,7 @@ def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: i
     order = 2.0 if p is None else p.literal
     if order is None:
         raise Refusal("a norm whose order is not a constant")
+    assert not isinstance(order, complex), "Row.build refuses it"
     wanted = self.dtype if dtype is None else scalar_type(dtype)
     if not wanted.is_floating or wanted.itemsize < self.dtype.itemsize:
         raise Refusal(f"a norm of {self.dtype} in {wanted}")
@@ -300,7 +302,9 @@ def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: i
     sizes="reduced",
     selects=True,
 )
-def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype: int | None = None) -> Value:
+def norm(
+    b: Builder, self, p=None, dim: Sequence[int] = (), keepdim: bool = False, dtype: int | None = None
+) -> Value:
     """The norm of order `p` along `dim`"""
     return _norm(b, self, p, dim, keepdim, dtype)
 

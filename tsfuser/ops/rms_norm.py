@@ -38,7 +38,8 @@ def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value
     eps = b.literal(_EPSILON[register]) if eps is None else eps
     square = mean_of(b, b.pointwise("square", (input,), register), dims)
     rstd = b.pointwise("rsqrt_of_sum", (square, eps), register, name="rstd")
-    symbol, operands = "mul", (input, rstd)
+    symbol = "mul"
+    operands: tuple[Value, ...] = (input, rstd)
     if weight is not None:
         symbol, operands = "product", (input, rstd, weight)
     return b.pointwise(symbol, operands, input.dtype, name="rms_norm"), rstd

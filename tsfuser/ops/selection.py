@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, DType
@@ -20,7 +22,7 @@ define("threshold", "({0} <= {1} ? {2} : {0})", cheap=True)
 _WHERE = "with a number that is computed (it knows torch.where of two tensors, or with a number of the code)"
 _FILL = "with a value that is computed (it knows numbers of the code, and torch.where of two tensors)"
 
-_CHOICE = dict(selects=True, cheap=True, grows=(1, 1))
+_CHOICE: dict[str, Any] = dict(selects=True, cheap=True, grows=(1, 1))
 # NaN if either operand is NaN.
 binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})", **_CHOICE)
 binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})", **_CHOICE)
@@ -38,7 +40,7 @@ def _number_of_two(b: Builder, name: str, self: Value, other: Value) -> Value:
     return elementwise(b, f"{name}_swapped" if swapped else name, (self, other), dtypes=REAL, name=name)
 
 
-_NUMBER_OF_TWO = dict(smooth=True, keeps_dtype=True, selects=True, dtype_rule="promoted")
+_NUMBER_OF_TWO: dict[str, Any] = dict(smooth=True, keeps_dtype=True, selects=True, dtype_rule="promoted")
 
 
 @composite("aten::fmax", **_NUMBER_OF_TWO)

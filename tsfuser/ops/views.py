@@ -12,7 +12,7 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import DTYPES
-from ..ir.fusion import Value
+from ..ir.fusion import Axis, Value
 from ..ir.layout import Layout, contiguous, is_contiguous, is_packed_channels_last
 from ..ir.rematerialize import rematerialized
 from ..ir.symbols import define
@@ -186,7 +186,8 @@ def _expanded(b: Builder, self: Value, sizes: Sequence[sz.Size], axes: Sequence)
     if leading < 0:
         raise Refusal("expand to fewer dims is an error in eager")
     old, decide = b.layout(self).strides, b.call.decide
-    dims, strides = [], []
+    dims: list[Axis | None] = []
+    strides: list[sz.Size] = []
     for d, size in reversed(list(enumerate(sizes))):
         own = self.dims[d - leading] if d >= leading else None
         if d >= leading or not old:
@@ -293,12 +294,13 @@ def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: list[in
         else contiguous([sz.const(1) if k < 0 else flat[k] for k in places])
     )
     if not merged or walks and b.is_read(self):
-        axes, into = [], {}
+        fresh: list[Axis] = []
+        into = {}
         for old, sizes in pieces:
             first = b.axis(self.dims[old[0]])
             into[first] = (first,) if len(old) == len(sizes) == 1 else tuple(map(b.fresh_axis, sizes))
-            axes += into[first]
-        dims, steps = [None if k < 0 else axes[k] for k in places], where.strides
+            fresh += into[first]
+        dims, steps = [None if k < 0 else fresh[k] for k in places], where.strides
         if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
             return view(b, name, self, dims, steps)
         if b.is_read(self):

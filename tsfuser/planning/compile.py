@@ -7,10 +7,11 @@ In: a Fusion and the call it was built for. Out: a Plan that serves every call o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,9 +23,11 @@ from ..ir.budgets import with_fast_forms
 from ..ir.call import Call
 from ..ir.extremes import compares_extremes
 from ..ir.fusion import Fusion
+from ..ir.size import Size
 from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
 from ..schedule import fusion_stages
+from ..schedule.loops import Schedule
 from ..schedule.machine import PORTABLE_CLUSTER_BLOCKS, Machine
 from ..schedule.proposal import Stage
 from ..schedule.reuse import reuses
@@ -48,7 +51,7 @@ class Compiled:
     part: int
     params: object
     segment: Segment
-    schedule: object
+    schedule: Schedule
     kernel: Kernel
     source: str
     function: Function
@@ -62,7 +65,7 @@ class Lowered:
     call: Call
     fusion: Fusion
     device: str
-    kernels: list[tuple]
+    kernels: list[tuple[int, object, Segment, Schedule, Kernel, str]]
     allocations: Allocations
 
 
@@ -244,9 +247,10 @@ def _target(device: str, launch: str):
 def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], device: str) -> Plan:
     program = Program(call)
     program.check_decisions()
+    tensors: list[tuple[str, Sequence[Size | int], Sequence[Size | int]]]
     tensors = [(o.value.dtype.name, o.sizes, o.strides) for o in fusion.outputs]
     tensors += [(t.value.dtype.name, t.sizes, t.strides) for t in temporaries]
-    empties = list(dict.fromkeys(what for kind, what in fusion.results if kind == "empty"))
+    empties = list(dict.fromkeys(str(what) for kind, what in fusion.results if kind == "empty"))
     spots = {dtype: len(tensors) + k for k, dtype in enumerate(empties)}
     tensors += [(dtype, (0,), (1,)) for dtype in empties]
     seeds = len(tensors)
@@ -260,9 +264,10 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         if o.room is not None
     )
     launches = tuple(_launch(program, c, device, seeds) for c in compiled)
-    place = {"output": lambda i: i, "seed": lambda i: seeds + i, "empty": spots.get}  # among the allocations
+    place: dict[str, Callable[[Any], int]]  # among the allocations
+    place = {"output": lambda i: i, "seed": lambda i: seeds + i, "empty": spots.__getitem__}
     results = tuple(
-        ("allocation", place[kind](i)) if kind in place else (kind, i) for kind, i in fusion.results
+        ("allocation", place[kind](i)) if kind in place else (kind, int(i)) for kind, i in fusion.results
     )
     updates = tuple((u.index, u.counted) for u in fusion.updates)
     reused = _reuses(program, fusion, compiled)
@@ -313,8 +318,9 @@ def _launch(program: Program, compiled: Compiled, device: str, seeds: int) -> La
     overlaps = kernel.combines_partials and compiled.function.waits and not options.disabled("overlap")
     kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
     cluster = program.position(kernel.cluster) if kernel.cluster else -1
-    handle, positions = compiled.function.handle, map(program.position, sizes)
-    return Launch(kind, handle, kernel.name, *positions, size, args, cluster, kernel.batch_capacity)
+    grid, x, y, shared, grain = map(program.position, sizes)
+    handle, name, capacity = compiled.function.handle, kernel.name, kernel.batch_capacity
+    return Launch(kind, handle, name, grid, x, y, shared, grain, size, args, cluster, capacity)
 
 
 _NUMBER_KINDS = {"bool": "bool", "int64": "int64_number", "float64": "float64", "complex128": "complex128"}

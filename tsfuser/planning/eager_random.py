@@ -8,6 +8,7 @@ CPU's numbers come one after another, and another torch may have other kernels. 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
@@ -126,13 +127,12 @@ def _plan(grid: Grid, tensors: list[torch.Tensor]):
     builder = Builder(call, device, DTYPES["float32"], lambda device: grid)
     for index in range(len(tensors)):
         x = builder.tensor(index)
-        builder.output(table.find("aten::rand_like").build(builder, self=x))
-        builder.output(table.find("aten::randn_like").build(builder, self=x))
-        dropped = table.find("aten::native_dropout").build(
-            builder, input=x, p=builder.literal(_RATE), train=True
-        )
-        for result in dropped:
-            builder.output(result)
+        dropped: dict[str, Any] = {"input": x, "p": builder.literal(_RATE), "train": True}
+        drawn = [("aten::rand_like", {"self": x}), ("aten::randn_like", {"self": x})]
+        for name, arguments in [*drawn, ("aten::native_dropout", dropped)]:
+            made = table.find(name).build(builder, **arguments)
+            for result in made if isinstance(made, tuple) else (made,):
+                builder.output(result)
     return native(compile_fusion(call, builder.finish(), device))
 
 

@@ -79,7 +79,9 @@ def _results(builder: Builder, node: torch._C.Node, values: dict[int, object]) -
     if kind == "prim::dtype":
         return [DTYPES[_dtype(builder.call, given[0])].code]
     if kind in QUESTIONS:
-        sizes = builder.sizes(_value(builder, given[0]))
+        value = _value(builder, given[0])
+        assert isinstance(value, Value)
+        sizes = builder.sizes(value)
         return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in given[1:]))]
     if kind in OPERATIONS and is_number(node.output().type()):
         return [OPERATIONS[kind](builder.call, *(_plain(builder.call, x) for x in given))]

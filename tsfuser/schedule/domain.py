@@ -168,7 +168,9 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
     table = {b.value.name: b for b in lookups}
     return Domain(
         dims,
-        *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)),
+        tuple(map(access, segment.loads)),
+        tuple(map(access, segment.stores)),
+        tuple(map(access, randoms)),
         tuple(map(indexed, segment.lookups)),
         segment.windows,
         spare_loads(segment),

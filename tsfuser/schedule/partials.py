@@ -40,10 +40,10 @@ def parted(
         for name, b in partials.items()
     }
     targets = tuple(stores.pop(op.output.name) for op in second)
-    first = replace(segment, ops=tuple(first), stores=(*stores.values(), *early.values()))
+    earlier = replace(segment, ops=tuple(first), stores=(*stores.values(), *early.values()))
     distance = next(iter(partials.values())).strides[0]
     return (
-        first,
+        earlier,
         Segment(tuple(second), tuple(partials.values()), targets, (axis, *second[0].output.axes)),
         distance,
     )

@@ -16,7 +16,7 @@ does: C++ compares the sizes in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..ir.fusion import Fusion
@@ -52,7 +52,7 @@ def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
     return tuple(found)
 
 
-def _of_earlier_kernels(fusion: Fusion, segment: Segment, wanted: set[int]) -> list[Reuse]:
+def _of_earlier_kernels(fusion: Fusion, segment: Segment, wanted: Collection[int | str]) -> list[Reuse]:
     """The pairs of one kernel, the only one that stores its results. Only `wanted` arguments are needed from
     then on. Where the elements lie does not matter; C++ compares the sizes in memory."""
     return [

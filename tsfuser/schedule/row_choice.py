@@ -45,7 +45,8 @@ def choose_row_params(call: Call, segment: Segment, machine: Machine) -> RowPara
     whole = machine.has_threads and is_whole(call, rows.space, vector)
     given = RowParams(vector, 1, False, whole=whole, columns=len(columns), wide=is_wide(call, rows.space))
     if not machine.has_threads:
-        return replace(given, in_float=call.decide(sz.le(rows.length, machine.lanes * MAX_FLOAT_ADDITIONS)))
+        is_short = call.decide(sz.le(rows.length, machine.lanes * MAX_FLOAT_ADDITIONS))
+        return replace(given, in_float=bool(is_short))
     params = _chosen(call, segment, rows, given, machine)
     if (
         not given.columns

@@ -72,8 +72,8 @@ def _along_a_row(
         schedule = schedule.split(col, step, (loops[0], "chunk"), times=times, **bounds)
     else:
         each = step * params.unroll
-        times = sz.ceildiv(schedule.loop(col).extent, each)
-        schedule = schedule.split(col, each, ("r", "round"), times=times, **bounds)
+        rounds = sz.ceildiv(schedule.loop(col).extent, each)
+        schedule = schedule.split(col, each, ("r", "round"), times=rounds, **bounds)
         loops = ["r", "u"]
     if "r" in loops:
         schedule = schedule.split("round", step, ("u", "chunk"), exact=True)

@@ -62,7 +62,8 @@ class Sweeps:
 
     def ops_for(self, names: Collection[str], known: Collection[str] = frozenset()) -> list[Op]:
         """The ops along a row between loads, or values in `known`, and `names`, in order."""
-        wanted, ops = set(names), []
+        wanted = set(names)
+        ops: list[Op] = []
         for op in reversed(self.segment.ops):
             needed = op.output.name in wanted and op.output.name not in known
             if needed and not isinstance(op, Reduce) and self.varies(op.output):

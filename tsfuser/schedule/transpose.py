@@ -108,23 +108,23 @@ def choose_transpose_params(
     if not all(call.decide(sz.le(MIN_SIDE, domain.dims[d].extent)) for d in (row, col)):
         return None
     widest = max(a.itemsize for a in shared)
-    sides = [SIDE if widest <= 4 else NARROW_SIDE] * 2
+    height = width = SIDE if widest <= 4 else NARROW_SIDE
     if machine.has_threads and widest <= 4:
-        sides = [_side(call, domain.dims[d].extent) for d in (row, col)]
+        height, width = (_side(call, domain.dims[d].extent) for d in (row, col))
     fill = (
         call.decide(_width(domain, row, shared, max(1, FILL_BYTES // widest))) if machine.has_threads else 1
     )
-    shared = shared[: SHARED_BYTES // ((sides[0] + fill) * sides[1] * widest + 16)]
+    shared = shared[: SHARED_BYTES // ((height + fill) * width * widest + 16)]
     names, stored = (
         tuple(a.buffer.value.name for a in shared if a in some) for some in (domain.loads, domain.stores)
     )
     wide = is_wide(call, domain)
     if not machine.has_threads:
-        return TransposeParams(row, names, *sides, 1, 1, 1, wide)
+        return TransposeParams(row, names, height, width, 1, 1, 1, wide)
     straight = domain.walking(col)
     most = max(1, min(ACCESS, machine.access // max((a.itemsize for a in straight), default=1)))
     vector = call.decide(_width(domain, col, straight, most))
-    return TransposeParams(row, names, *sides, vector, fill, THREADS, wide, stored=stored)
+    return TransposeParams(row, names, height, width, vector, fill, THREADS, wide, stored=stored)
 
 
 def _side(call: Call, extent: Size) -> int:

@@ -105,12 +105,14 @@ def _relations(schedule: Schedule) -> str | None:
     split is not known: `times` of `Schedule.split` may make it larger than the quotient."""
     known: dict[str, Size | None] = {d.name: d.extent for d in schedule.domain.dims}
     for r in schedule.relations:
-        split = isinstance(r, Split)
-        used = (r.parent,) if split else (r.outer, r.inner)
-        made = {r.outer: None, r.inner: r.by} if split else {r.into: None}
+        made: dict[str, Size | None]
+        if isinstance(r, Split):
+            if r.parent not in known or known[r.parent] not in (None, r.extent):
+                return f"{r.parent} of extent {r.extent} is split, but there is no such loop"
+            used, made = [r.parent], {r.outer: None, r.inner: r.by}
+        else:
+            used, made = [r.outer, r.inner], {r.into: None}
         made.pop("", None)
-        if split and (r.parent not in known or known[r.parent] not in (None, r.extent)):
-            return f"{r.parent} of extent {r.extent} is split, but there is no such loop"
         for x in used:
             known.pop(x, None)  # fused with a loop that runs once and comes from no dim, it may be new
         if twice := [x for x in made if x in known]:

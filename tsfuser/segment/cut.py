@@ -37,7 +37,7 @@ def segments(
             _add_pass_with_results(cut, level, later, op, is_one_pass)
         for op in level.ready:
             _add_pass_with_results(cut, level, later, op, is_one_pass)
-            if _is_awaited(cut, level, op):
+            if isinstance(op, Reduce) and _is_awaited(cut, level, op):
                 cut.add(_plain_pass(cut, level, op))
         unstored = [
             v
@@ -172,11 +172,9 @@ def _add_tables(call: Call, cut: _Cut, level: _Level) -> None:
             cut.memory[value.name] = replace(cut.memory[value.name], windows=own)
 
 
-def _is_awaited(cut: _Cut, level: _Level, op: Op) -> bool:
-    """Whether `op` is a reduction whose result is not in memory and is needed by an output."""
-    if not isinstance(op, Reduce) or not cut.is_pending(op.output):
-        return False
-    return op.output.name in cut.reductions(cut.pending(level.outputs))
+def _is_awaited(cut: _Cut, level: _Level, op: Reduce) -> bool:
+    """Whether the result of reduction `op` is not in memory and is needed by an output."""
+    return cut.is_pending(op.output) and op.output.name in cut.reductions(cut.pending(level.outputs))
 
 
 def _add_pass_with_results(
@@ -184,7 +182,7 @@ def _add_pass_with_results(
 ) -> None:
     """Adds the segment that computes reduction `op` and values that depend on it in one pass, if there is
     one. It stores everything that such a pass could store, or as much of it as `is_one_pass` accepts."""
-    if not _is_awaited(cut, level, op):
+    if not isinstance(op, Reduce) or not _is_awaited(cut, level, op):
         return
     values = _pass_with_results(cut, level, later, op)
     if values and not is_one_pass(cut.segment(values)):
@@ -220,7 +218,8 @@ def _pass_with_results(
         [
             r
             for r in level.ready
-            if _is_awaited(cut, level, r)
+            if isinstance(r, Reduce)
+            and _is_awaited(cut, level, r)
             and r.output.name not in without
             and set(r.operands[0].axes) == full
             and r.axes
@@ -288,7 +287,7 @@ class _Level(NamedTuple):
     """The ops `ready` compute the `outputs`, which are to be stored. The operands of `reshapes` are among
     them."""
 
-    ready: list[Op]
+    ready: Sequence[Op]
     outputs: list[Value]
     reshapes: list[Reshape]
 

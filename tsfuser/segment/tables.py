@@ -48,7 +48,7 @@ def _bound(op: Op, bounds: dict[str, int | None]) -> int | None:
     costs = [bounds.get(v.name, 0) for v in op.operands]
     if not is_plain([op]) or None in costs:
         return None
-    return min(COSTLY, _own(op) + sum(costs))  # type: ignore[arg-type]
+    return min(COSTLY, _own(op) + sum(costs))
 
 
 def _own(op: Op) -> int:

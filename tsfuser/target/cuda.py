@@ -64,7 +64,12 @@ class CudaTarget:
         quick: bool = False,
     ):
         self.cache = cache
-        self._options = ("-std=c++17", "-default-device", "-minimal", f"--fmad={str(fma).lower()}")
+        self._options: tuple[str, ...] = (
+            "-std=c++17",
+            "-default-device",
+            "-minimal",
+            f"--fmad={str(fma).lower()}",
+        )
         if max_registers is not None:
             self._options += (f"--maxrregcount={max_registers}",)
         if opt_level is not None:
@@ -158,8 +163,12 @@ class CudaTarget:
             thread.start()
         except RuntimeError:  # the interpreter is on its way out
             return
-        # A fork between would leave the child with import locks that nobody holds.
-        os.register_at_fork(before=lambda: thread is threading.current_thread() or thread.join(5))
+
+        def ended() -> None:
+            if thread is not threading.current_thread():
+                thread.join(5)
+
+        os.register_at_fork(before=ended)  # else the child would have import locks that nobody holds
 
     def _prepare(self) -> None:
         try:
@@ -253,7 +262,7 @@ def raw_kernel(source: str, name: str, shared: int, fma: bool, max_registers: in
     _nvrtc()
     import cupy
 
-    options = ("-std=c++17", f"--fmad={str(fma).lower()}")
+    options: tuple[str, ...] = ("-std=c++17", f"--fmad={str(fma).lower()}")
     if max_registers is not None:
         options += (f"--maxrregcount={max_registers}",)
     kernel = cupy.RawKernel(source, name, options)

@@ -87,13 +87,14 @@ def identity(compiler: tuple[str, ...]) -> str:
 _versions: dict[tuple[str, ...], str] = {}  # cache: command -> what it says of its version
 
 
-def is_gcc(compiler: tuple[str, ...], seconds: float = 120, stop: job.Stop | None = None) -> bool:
+def is_gcc(compiler: Sequence[str], seconds: float = 120, stop: job.Stop | None = None) -> bool:
     """Whether the compiler takes the options of GCC alone; clang calls itself g++ and c++, too. Raises what
     `job.run` does."""
-    if compiler not in _versions:
+    command = tuple(compiler)
+    if command not in _versions:
         with tempfile.TemporaryDirectory(prefix="tsfuser-") as folder:
-            _versions[compiler] = job.run((*compiler, "--version"), Path(folder), seconds, stop)[1]
-    return "Free Software Foundation" in _versions[compiler]
+            _versions[command] = job.run((*command, "--version"), Path(folder), seconds, stop)[1]
+    return "Free Software Foundation" in _versions[command]
 
 
 def run(

@@ -67,8 +67,8 @@ class HostTarget:
         self.cache = cache
         self.name = "fibers" if fibers else "host"
         # Fortified, longjmp refuses to go to another stack.
-        self._mode = ("-DTSFUSER_FIBERS", "-U_FORTIFY_SOURCE") if fibers else ("-DTSFUSER_HOST",)
-        self._mode += CHECKS[check]
+        mode = ("-DTSFUSER_FIBERS", "-U_FORTIFY_SOURCE") if fibers else ("-DTSFUSER_HOST",)
+        self._mode = (*mode, *CHECKS[check])
         self._is_whole = check != "memory"  # its functions are in a library of the process
         self._opt_level = opt_level
         self._seconds = seconds

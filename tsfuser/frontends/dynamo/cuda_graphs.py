@@ -83,8 +83,9 @@ class CudaGraphs:
                 manager.set_to_running_backward()
             return call(args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        marked: Any = run
+        marked._boxed_call = True
+        return marked
 
 
 def _static_inputs(module: fx.GraphModule, count: int, role: str) -> Sequence[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -55,7 +56,7 @@ def done(outcome: Outcome) -> None:
         title = "_".join(
             ["tsfuser", *str(outcome.origin).replace(",", "").split(), *([name] if name else [])]
         )
-        dumps.trace(title, lambda graph=translation.graph: str(graph))
+        dumps.trace(title, partial(str, translation.graph))
     if not _log.isEnabledFor(logging.INFO):
         return
     if outcome.failure:

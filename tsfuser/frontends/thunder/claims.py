@@ -144,7 +144,7 @@ def _claim(symbol: BoundSymbol) -> Claim:
     try:
         module = graph_of(function_of([symbol], operands, results), [_example(proxy) for proxy in operands])
         calls = [node for node in module.graph.nodes if node.op == "call_function"]
-        facts = {
+        facts: dict[str, Any] = {
             "jumps": any(map(compared_operands, calls)),
             "is_elementwise": all(map(is_elementwise, calls)),
             "selects": any(map(selects, calls)),

@@ -58,7 +58,7 @@ def relies_on_strides(node: fx.Node) -> bool:
 def is_view(node: fx.Node) -> bool:
     """Whether the node's result shares the memory of its first operand."""
     if node.target is operator.getitem:
-        return is_view(node.args[0])  # type: ignore[arg-type]
+        return is_view(node.args[0])
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return False

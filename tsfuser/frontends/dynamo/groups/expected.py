@@ -32,7 +32,7 @@ def expected_calls(graph: Graph, numbers: Mapping[int, int]) -> Iterator[tuple[i
 def expected_arguments(group: Node, numbers: Mapping[int, int]) -> tuple[Arg, ...] | None:
     """The arguments of one group; None if not all are known."""
     found = tuple(_argument(value, numbers) for value in inputs(group))
-    return None if None in found else found  # type: ignore[return-value]
+    return None if None in found else found
 
 
 def _argument(value: Value, numbers: Mapping[int, int]) -> Arg | None:
@@ -46,7 +46,7 @@ def _argument(value: Value, numbers: Mapping[int, int]) -> Arg | None:
         return OtherArg(None)
     if value.node().kind() == "prim::ListConstruct" and kind == "ListType":
         items = [_number(item, numbers) for item in inputs(value.node())]
-        return None if None in items else ListArg("int", tuple(items))  # type: ignore[arg-type]
+        return None if None in items else ListArg("int", tuple(items))
     number = _number(value, numbers)
     return None if number is None else ScalarArg(_KINDS[type(number)], number)
 

@@ -185,7 +185,7 @@ def _is_free(node: fx.Node) -> bool:
 def _shares_memory(view: fx.Node) -> bool:
     """Whether the traced values of a view and of its operand share memory. torch's partitioner merges equal
     nodes, unless the graph returns their memory."""
-    operand = view.args[0].meta.get("val")  # type: ignore[union-attr]
+    operand = view.args[0].meta.get("val")
     pair = _tensors(view.meta.get("val"))[:1] + _tensors(operand)[:1]
     return len(set(map(_memory, pair))) <= 1
 

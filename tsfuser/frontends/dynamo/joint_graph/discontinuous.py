@@ -97,7 +97,7 @@ def compared_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def _row(node: fx.Node) -> table.Row | None:
-    name, _, overload = node.target.name().partition(".")  # type: ignore[union-attr]
+    name, _, overload = node.target.name().partition(".")
     return table.find(name, overload)
 
 
@@ -109,7 +109,7 @@ def _is_floating(node: fx.Node) -> bool:
 def is_elementwise(node: fx.Node) -> bool:
     """Whether each element of the result depends on an element of each operand. True also of views."""
     if node.target is operator.getitem:
-        return is_elementwise(node.args[0])  # type: ignore[arg-type]
+        return is_elementwise(node.args[0])
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     row = _row(node)

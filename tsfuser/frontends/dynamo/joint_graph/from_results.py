@@ -48,7 +48,7 @@ def read_results(joint: fx.GraphModule) -> None:
 def _leaky_relu(node: fx.Node, gradient: fx.Node) -> tuple | None:
     """The result has the operand's sign if the slope is at least 0."""
     slope = node.args[1] if len(node.args) > 1 else 0.01
-    of_operand, its_slope, is_result = gradient.args[0], *gradient.args[2:4]
+    of_operand, (its_slope, is_result) = gradient.args[0], gradient.args[2:4]
     if is_result or type(slope) not in (int, float) or slope != its_slope or not slope >= 0:
         return None
     return (of_operand, node, slope, True)

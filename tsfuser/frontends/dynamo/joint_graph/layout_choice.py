@@ -30,7 +30,7 @@ _TIMES = {"grouped": 1.358, "small": 0.783, "narrowing": 0.725, "": 0.823}
 def why_not(graph: fx.Graph, convolutions: Sequence[fx.Node], inference: bool) -> str | None:
     """Why the convolutions keep their layout. `inference`: the graph has no backward."""
     for node in convolutions:
-        x, weight = (node.args[k].meta["val"] for k in (0, 1))  # type: ignore[union-attr]
+        x, weight = (node.args[k].meta["val"] for k in (0, 1))
         if x.device.type != "cuda" or x.dtype not in _DTYPES:
             return "not all of them are of floating CUDA tensors of at most 32 bits"
         if None in _sizes(x) or None in _sizes(weight):
@@ -68,7 +68,7 @@ def _kind(node: fx.Node) -> str:
 
 def _is_grouped(node: fx.Node) -> bool:
     """Whether it has groups of several channels each, so is not depthwise."""
-    return node.args[8] > 1 and _weight(node)[1] > 1  # type: ignore[operator]
+    return node.args[8] > 1 and _weight(node)[1] > 1
 
 
 def _is_small(node: fx.Node) -> bool:
@@ -83,14 +83,14 @@ def _is_narrowing(node: fx.Node) -> bool:
 def _products(node: fx.Node) -> int:
     """The number of multiplications of the convolution."""
     transposed = node.args[6]
-    image = node.args[0].meta["val"] if transposed else node.meta["val"]  # type: ignore[union-attr]
+    image = node.args[0].meta["val"] if transposed else node.meta["val"]
     batch, _, height, width = _sizes(image)
     return prod((batch, height, width, *_weight(node)))
 
 
 def _weight(node: fx.Node) -> list[int]:
-    return _sizes(node.args[1].meta["val"])  # type: ignore[union-attr]
+    return _sizes(node.args[1].meta["val"])
 
 
 def _sizes(tensor: torch.Tensor) -> list[int]:
-    return [hint(size) for size in tensor.shape]  # type: ignore[misc]
+    return [hint(size) for size in tensor.shape]

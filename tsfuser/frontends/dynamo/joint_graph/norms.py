@@ -44,11 +44,13 @@ class _Ops(Insert):
 
 
 def _layer_norm(ops: _Ops, statistics: list[fx.Node], x, shape, weight=None, bias=None, eps=0) -> fx.Node:
-    return ops.scaled(x, *statistics, weight, bias)
+    mean, rstd = statistics
+    return ops.scaled(x, mean, rstd, weight, bias)
 
 
 def _rms_norm(ops: _Ops, statistics: list[fx.Node], x, shape, weight=None, eps=0) -> fx.Node:
-    return ops.scaled(x, None, *statistics, weight, None)
+    (rstd,) = statistics
+    return ops.scaled(x, None, rstd, weight, None)
 
 
 def _batch_norm(ops: _Ops, statistics: list[fx.Node], x, weight, bias, *others) -> fx.Node:
@@ -87,7 +89,7 @@ _OPERAND = dict.fromkeys(_NORMS, 0) | {gradient: 1 for gradient, *_ in _NORMS.va
 
 def operand_of(node: fx.Node) -> fx.Node | None:
     """The operand of a norm, also for the norm's gradient; None for other nodes."""
-    return node.args[_OPERAND[node.target]] if node.target in _OPERAND else None  # type: ignore[return-value]
+    return node.args[_OPERAND[node.target]] if node.target in _OPERAND else None
 
 
 def is_gradient(node: fx.Node) -> bool:

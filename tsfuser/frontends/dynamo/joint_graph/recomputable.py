@@ -89,7 +89,7 @@ def _size(node: fx.Node) -> int:
     if not isinstance(found, torch.Tensor):
         return 0
     sizes = [hint(s) for s in found.shape]
-    return 0 if None in sizes else math.prod(sizes) * found.element_size()  # type: ignore[arg-type]
+    return 0 if None in sizes else math.prod(sizes) * found.element_size()
 
 
 def _with_ours(found: partitioners.OpTypes) -> partitioners.OpTypes:

@@ -118,7 +118,7 @@ def _is_single(node: fx.Node, base: Any) -> bool:
 def _place(node: fx.Node) -> tuple[int, int, int] | None:
     """The dim, and where in it the part begins and ends; None if that is not known, or if it has gaps."""
     sizes = node.meta["val"].shape
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [argument.name for argument in node.target._schema.arguments]
     given = {**dict(zip(names, node.args)), **node.kwargs}
     dim = given.get("dim", 0) % max(len(sizes), 1)
     if node.target is aten.select_scatter.default:

@@ -35,24 +35,24 @@ def add_elements(node: fx.Node) -> bool:
     zeros, indices, values, *others = node.args
     if others != [True] or node.kwargs or not _is_new(zeros):
         return False
-    places = [k for k, index in enumerate(indices) if index is not None]  # type: ignore[arg-type, union-attr]
+    places = [k for k, index in enumerate(indices) if index is not None]
     first, last = places[0], places[-1] + 1
-    sizes = zeros.args[1]  # type: ignore[union-attr]
+    sizes = zeros.args[1]
     taken = sizes[first:last]
     if len(places) != len(taken):
         return False
-    if not all(_is_known(n, zeros) for n in (*indices[first:last], values)):  # type: ignore[index]
+    if not all(_is_known(n, zeros) for n in (*indices[first:last], values)):
         return False
     if any(type(s) is int and s == 0 for s in sizes) or not (
         len(taken) == 1 or all(type(s) is int for s in taken)
     ):
         return False
     ops = Insert(node, node)
-    index = _joined(ops, indices[first:last], taken)  # type: ignore[index]
+    index = _joined(ops, indices[first:last], taken)
     before, behind = sizes[:first], sizes[last:]
-    shape = zeros.meta["val"].shape  # type: ignore[union-attr]
+    shape = zeros.meta["val"].shape
     expected = (*shape[:first], *index.meta["val"].shape, *shape[last:])
-    given = values.meta["val"].shape  # type: ignore[union-attr]
+    given = values.meta["val"].shape
     if len(given) != len(expected) or not all(statically_known_true(a == b) for a, b in zip(given, expected)):
         return False  # what was inserted is dead
     whole = taken[0] if len(taken) == 1 else prod(taken)

@@ -89,7 +89,7 @@ def _is_less(parts: list[fx.Node], cast: fx.Node) -> bool:
     if whole is None or None in sizes or sizes == [whole]:
         return False
     apart = sum(not all(map(has_row, _readers(part))) for part in parts)
-    return sum(sizes) <= whole and apart <= 1  # type: ignore[arg-type]
+    return sum(sizes) <= whole and apart <= 1
 
 
 def may_be_dense(part: fx.Node) -> bool:
@@ -143,6 +143,8 @@ def is_written_between(first: fx.Node, last: fx.Node) -> bool:
 
 def _may_write(node: fx.Node) -> bool:
     """Whether the node may write to a tensor. Python's functions may, except those of numbers."""
-    if node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload):
-        return node.target is not operator.getitem and node.target._schema.is_mutable
+    if node.target is operator.getitem:
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
     return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)

@@ -67,7 +67,8 @@ def compute_parts(module: fx.GraphModule) -> None:
 
 def _part_of(node: fx.Node) -> Part | None:
     """What a slice takes of its operand; None for all of it, for nothing, and for sizes that vary."""
-    operand, dim, start, stop, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    given: list[Any] = list(node.args)
+    operand, dim, start, stop, step = given + [None, 0, None, None, 1][len(given) :]
     sizes = operand.meta["val"].shape
     dim %= max(len(sizes), 1)
     start, stop = 0 if start is None else start, sizes[dim] if stop is None else stop
@@ -124,7 +125,7 @@ def _forms(node: fx.Node, part: Part) -> tuple[dict[fx.Node, _Form], list[tuple[
     """The values of which nobody needs more than one part, and the slices of which these are made."""
     forms: dict[fx.Node, _Form] = {}
     slices: list[tuple[fx.Node, Part]] = []
-    readers: dict[fx.Node, dict[fx.Node, Part]] = {node.args[0]: {node: part}}  # type: ignore[dict-item]
+    readers: dict[fx.Node, dict[fx.Node, Part]] = {node.args[0]: {node: part}}
     waiting = set(readers)
     while waiting:
         waiting.remove(value := max(waiting))  # the last one, whose readers have all been here

@@ -71,7 +71,7 @@ def _hand_on(node: fx.Node) -> bool:
 def _slice(node: fx.Node) -> bool:
     """A slice of all of a tensor, as there are where sizes vary."""
     operand = node.args[0]
-    return is_alike(node.meta["val"], operand.meta["val"]) and _hand_on(node)  # type: ignore[union-attr]
+    return is_alike(node.meta["val"], operand.meta["val"]) and _hand_on(node)
 
 
 def _replaced(node: fx.Node) -> bool:
@@ -82,7 +82,7 @@ def _replaced(node: fx.Node) -> bool:
         return False
     if not _is_made_here(source) or copies.is_exposed(node):
         return False
-    old, new = (n.meta["val"] for n in (node, source))  # type: ignore[union-attr]
+    old, new = (n.meta["val"] for n in (node, source))
     ends = all(user.target is aten.copy_.default for user in node.users)
     if old.device != new.device or not (has_sizes_of if ends else is_alike)(new, old):
         return False

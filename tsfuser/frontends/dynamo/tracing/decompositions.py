@@ -48,7 +48,7 @@ def decompositions() -> dict[Any, Callable]:
     from torch._decomp import _core_aten_decompositions_post_autograd as registered
     from torch._decomp.decompositions import pw_cast_for_opmath as in_arithmetic_dtype
 
-    found = {}
+    found: dict[Any, Callable] = {}
     for op, function in registered().items():
         if not isinstance(op, torch._ops.OpOverload) or stays_whole(op):
             continue

@@ -11,6 +11,7 @@ becomes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -74,7 +75,7 @@ def _is_usual(x: Tensor) -> bool:
     return x.is_contiguous() or any(size == 0 for size in x.shape)
 
 
-EAGER_LAYOUTS = {
+EAGER_LAYOUTS: dict[Any, Callable[..., Any]] = {
     aten.roll.default: _roll,
     aten.channel_shuffle.default: _channel_shuffle,
     **{pad: partial(_padded, pad) for pad in (aten.reflection_pad3d.default, aten.replication_pad3d.default)},

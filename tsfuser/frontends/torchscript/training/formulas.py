@@ -230,7 +230,7 @@ def multiply_at_once(saved: SavedValues) -> None:
 def _may_be_seen(gradient: Value) -> bool:
     """Whether the program may get a gradient whose layout is that of this one. A product has a layout of its
     own; the gradient of what `addmm` adds to one has that of the product's gradient."""
-    seen, pending = set(), [gradient]
+    seen, pending = set[int](), [gradient]
     while pending:
         for use in pending.pop().uses():
             node = use.user

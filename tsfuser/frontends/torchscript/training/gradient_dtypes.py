@@ -90,7 +90,7 @@ def cast_results(saved: SavedValues, narrow: Sequence[int]) -> SavedValues:
 
 def _passing_kinds(saved: SavedValues) -> set[str]:
     """The kinds of the forward's ops that give their one tensor operand's dtype, wherever they stand."""
-    passing, other = {"prim::profile"}, set()
+    passing, other = {"prim::profile"}, set[str]()
     for node in nodes_in(saved.forward):
         found = row_of(node)
         single = sum(is_tensor(value) for value in inputs(node)) == 1

@@ -284,7 +284,7 @@ def _worth_copies(
 def _is_cast_of(value: Value, name: str) -> bool:
     """Whether a cast may stand between the input of that name and the value: the copy would have another
     size in memory."""
-    ways, seen = [value], set()
+    ways, seen = [value], set[str]()
     while ways and len(seen) < STEPS:
         node = ways.pop().node()
         row = row_of(node)
