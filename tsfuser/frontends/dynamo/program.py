@@ -96,8 +96,9 @@ def boxed(function: Callable[[list], Any]) -> Callable[[list], Any]:
             _name_line(error, _C.take_failed_place())
             raise
 
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+    marked: Any = call
+    marked._boxed_call = True
+    return marked
 
 
 def _name_line(error: BaseException, place: str | None) -> None:
@@ -139,13 +140,13 @@ def _whole(
     pieces = split(module, translation.foreign)
     if origin is not None:
         logs.cut(origin, pieces.module, translation.foreign)
-    programs, calls = {}, {}
+    programs: dict[str, tuple[Translation, Refusals]] = {}
+    calls: dict[str, Callable[[list], Any]] = {}
     for name, piece in pieces.translatable():
         found = translate(piece)
         if not found.foreign:
-            calls[name], refusals = _program(found, settings, origin, (), roundings)
-            if _is_single(piece):
-                calls[name] = partial(_only_result, calls[name])
+            program, refusals = _program(found, settings, origin, (), roundings)
+            calls[name] = partial(_only_result, program) if _is_single(piece) else program
             programs[name] = (found, refusals)
     foreign = {node.name: reason for node, reason in translation.foreign.items()}
     return _Compiled(pieces.module, in_order(pieces.module, calls), programs, foreign)
