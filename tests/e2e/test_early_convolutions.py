@@ -124,7 +124,7 @@ def test_norms_of_a_shortcut_under_autocast():
     with tsfuser.fuser(), torch.autocast("cpu", torch.bfloat16):
         for _ in range(4):
             scripted(torch.randn(3, 4, 5, 6)).float().sum().backward()
-    assert norms_outside(scripted) == 0
+        assert norms_outside(scripted) == 0  # here: torch has other graphs of it without autocast
 
 
 @pytest.mark.parametrize("kind", [OneNorm, Written, Replaced])
