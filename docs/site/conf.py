@@ -1,8 +1,8 @@
 """How Sphinx builds the site; `scripts/docs` runs it.
 
 In: the pages of the repository as they are on a host of code, from its root, so that their links to each
-other and to files are those of the repository. Out: build/site, which needs no network. README.md is the
-start page.
+other and to files are those of the repository; and the scripts of the gallery, which are run for their
+output. Out: build/site, which needs no network. README.md is the start page.
 """
 
 import inspect
@@ -14,7 +14,9 @@ from urllib.parse import quote
 from sphinx.builders.html import StandaloneHTMLBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "site")]
+
+import gallery  # noqa: E402
 
 import tsfuser  # noqa: E402
 
@@ -32,10 +34,20 @@ include_patterns = [
     "CONTRIBUTING.md",
     "docs/*.md",
     "docs/site/*.md",
+    "tests/README.md",
     "examples/libtorch/README.md",
+    "examples/gallery/*",
 ]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
+
+# The gallery: scripts in jupytext's percent format, run again only after their code has changed.
+nb_custom_formats = {".py": "gallery.read"}
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "build" / "site-cache" / "gallery")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+nb_output_stderr = "remove"
 
 html_theme = "furo"
 html_static_path = ["static"]
@@ -44,7 +56,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
-pygments_dark_style = "native"
+pygments_dark_style = "github-dark"
 
 # Docstrings are plain text with `code`, not reStructuredText.
 default_role = "code"
@@ -64,6 +76,7 @@ MENU = """
 
 docs/guide
 docs/troubleshooting
+examples/gallery/README
 docs/site/api
 ```
 
@@ -84,6 +97,7 @@ examples/libtorch/README
 
 docs/architecture
 CONTRIBUTING
+tests/README
 CHANGELOG
 ```
 """
@@ -105,6 +119,11 @@ def add_menu(app: Any, docname: str, source: list[str]) -> None:
         source[0] += MENU
 
 
+def know_pages(app: Any, env: Any, docnames: list[str]) -> None:
+    """What is a page is known now."""
+    app.project.__class__ = gallery.Pages
+
+
 def plain_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """`name` -> ``name``; a line that ends in ":" before an indented example opens a block of code."""
     text = inspect.cleandoc("\n".join(lines))
@@ -114,4 +133,5 @@ def plain_docstring(app: Any, what: str, name: str, obj: Any, options: Any, line
 def setup(app: Any) -> None:
     app.add_builder(Pages, override=True)
     app.connect("source-read", add_menu)
+    app.connect("env-before-read-docs", know_pages)
     app.connect("autodoc-process-docstring", plain_docstring)
