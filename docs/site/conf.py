@@ -55,6 +55,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
+highlight_language = "none"  # of blocks that name no language
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
