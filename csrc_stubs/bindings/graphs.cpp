@@ -206,7 +206,11 @@ void bind_graphs(py::module_& m) {
       "joint_graphs",
       [](torch::jit::Code& code) {
         const py::gil_scoped_release released;  // as above
-        return packed_graphs(code);
+        std::vector<GraphPtr> found;
+        for (const auto& packed : packed_graphs(code)) {
+          found.push_back(packed.graph);
+        }
+        return found;
       },
       "The graphs that were packed of what optimised code runs, in no order.");
   m.def("use_joint_functions", &use_joint_functions,

@@ -407,13 +407,13 @@ std::vector<DifferentiableExecutors> differentiable_executors(torch::jit::Code& 
   size_t next = 0;
   std::vector<DifferentiableExecutors> executors;
   std::unordered_set<const Node*> seen;
+  for (const auto& packed : packed_graphs(code)) {
+    const auto more = differentiable_executors(*packed.code);
+    executors.insert(executors.end(), more.begin(), more.end());
+  }
   for (Node* node : code.instructions_source()) {
     if (!node || !seen.insert(node).second) {
       continue;
-    }
-    for (torch::jit::Code* part : packed_codes(*node)) {
-      const auto more = differentiable_executors(*part);
-      executors.insert(executors.end(), more.begin(), more.end());
     }
     if (node->kind() != c10::prim::DifferentiableGraph || node->hasAttribute(eager_name())) {
       continue;

@@ -178,19 +178,10 @@ bool call_joint_program(Graph& graph, const Node* first) {
   return true;
 }
 
-std::vector<Code*> packed_codes(const Node& node) {
-  const JointProgram* program = owned_by<JointProgram>(&node, held_name());
-  std::vector<Code*> found;
-  for (const auto& packed : program ? program->packed() : std::vector<JointFunction::PackedGraph>()) {
-    found.push_back(packed.code);
-  }
-  return found;
-}
-
-std::vector<GraphPtr> packed_graphs(Code& code) {
+std::vector<JointFunction::PackedGraph> packed_graphs(Code& code) {
   static const auto fallback = c10::Symbol::attr("fallback");
-  std::vector<GraphPtr> found;
-  const auto add = [&found](const std::vector<GraphPtr>& more) {
+  std::vector<JointFunction::PackedGraph> found;
+  const auto add = [&found](const std::vector<JointFunction::PackedGraph>& more) {
     found.insert(found.end(), more.begin(), more.end());
   };
   const auto add_of = [&add](torch::jit::GraphFunction& function) {
@@ -209,9 +200,7 @@ std::vector<GraphPtr> packed_graphs(Code& code) {
   }
   for (const Node* node : all_nodes(*(*own)->owningGraph())) {  // our fallbacks are in this copy only
     if (const JointProgram* program = owned_by<JointProgram>(node, held_name())) {
-      for (const auto& packed : program->packed()) {
-        found.push_back(packed.graph);
-      }
+      add(program->packed());
     }
     if (const SettledBranches* settled = SettledBranches::of(node)) {
       for (const SettledFunction& copy : settled->functions()) {

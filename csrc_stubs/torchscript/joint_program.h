@@ -56,9 +56,7 @@ bool call_joint_program(torch::jit::Graph& graph, const torch::jit::Node* first)
 // Whether it is; returns the state before.
 bool use_joint_functions(bool on);
 // The packed graphs of the programs that optimised code calls, also behind checks of gradients.
-std::vector<std::shared_ptr<torch::jit::Graph>> packed_graphs(torch::jit::Code& code);
-// What the node runs, where it calls such a program; it lives as long as the node.
-std::vector<torch::jit::Code*> packed_codes(const torch::jit::Node& node);
+std::vector<JointFunction::PackedGraph> packed_graphs(torch::jit::Code& code);
 // Whether the graph may become a call of such a program.
 bool takes_joint_functions(const torch::jit::Graph& graph);
 // The graphs inside of a differentiable graph of torch's autodiff become no such calls.

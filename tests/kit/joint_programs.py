@@ -26,7 +26,6 @@ LEFT = {
     "nn.functional.dropout": "random: test_a_dropout",
     "sum_to_size": "torch's trace has the sizes of one sample",
     "fill": "torch cannot trace it",
-    "take_along_dim": "its indices wrap, and its sizes broadcast",
 }
 #: Ops without a row that have one.
 OTHERS = """

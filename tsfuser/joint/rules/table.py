@@ -68,6 +68,13 @@ def structural(value: Any, what: str) -> Any:
     return value
 
 
+def known_rank(value: Term) -> int:
+    """How many dims the tensor has. Raises Refusal where that is not known."""
+    if value.facts.rank is None:
+        raise Refusal("the number of dims is not known, which a derivative needs")
+    return value.facts.rank
+
+
 def argument(writer: Writer, value: Value | None) -> Any:
     """What a rule gets for an argument of its op."""
     if value is None:
