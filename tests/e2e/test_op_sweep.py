@@ -243,6 +243,7 @@ UNLISTED = {
     "tsfuser::reshaped": "made of reshapes that copy: test_copied_reshapes",
     "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::unrounded": "made in regions of thunder: test_thunder_narrow",
+    "tsfuser::nll_loss_backward": "made of gradients of losses: test_compile_class_losses",
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
     "tsfuser::dropout_seed": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::dropout_mask": "made of dropouts in training: test_dropout_seeds",

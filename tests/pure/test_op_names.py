@@ -69,6 +69,10 @@ ALLOWED = {
     ),
     "tsfuser/graph/sum_orders.py": ("add", "sums are what it orders"),
     "tsfuser/grouping/support.py": ("eq", "here it compares numbers of the host"),
+    "tsfuser/joint/autocast.py": (
+        "_autocast_to_reduced_precision _autocast_to_full_precision",
+        "torch's marks of autocast, which become casts",
+    ),
     "tsfuser/joint/norms.py": (
         "native_layer_norm native_batch_norm to",
         "the norms that it writes out, and the nodes that it makes",
