@@ -333,3 +333,25 @@ print([node.hasAttribute("joint") for node in graph.findAllNodes("prim::Differen
 """
     status, printed, _ = run_python(tmp_path, source, PYTORCH_NVFUSER_ENABLE="joint_graph")
     assert (status, printed.strip()) == (0, "[True]")
+
+
+def test_the_first_call_imports_no_dynamo(tmp_path):
+    """Which takes more than a second; torch does for many an op on tensors without memory."""
+    source = """
+import sys, torch, tsfuser
+import torch.nn.functional as F
+
+@torch.jit.script
+def f(x, w, b):
+    h = torch.batch_norm(F.gelu(F.linear(x * 0.5, w, b)), None, None, None, None, True, 0.1, 1e-5, False)
+    return torch.cat([torch.softmax(h, -1), F.layer_norm(h, [4], w[0], b)], 1)
+
+given = [torch.randn(s, requires_grad=True) for s in ((3, 4), (4, 4), (4,))]
+with tsfuser.fuser():
+    for _ in range(6):
+        f(*given).sum().backward()
+    graph = f.graph_for(*given)
+print(len(graph.findAllNodes("prim::DifferentiableGraph", True)), "torch._dynamo" in sys.modules)
+"""
+    status, printed, _ = run_python(tmp_path, source, PYTORCH_NVFUSER_ENABLE="joint_graph")
+    assert (status, printed.strip()) == (0, "1 False")

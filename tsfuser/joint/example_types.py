@@ -12,7 +12,7 @@ sizes. A result stays as it is if torch cannot run its op so, as where elements 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -21,8 +21,8 @@ import torch
 
 from ..errors import Refusal
 from ..graph.evaluate import OPERATIONS
-from ..graph.rows import Knowledge
-from ..graph.types import common_device
+from ..graph.rows import Knowledge, row_of
+from ..graph.types import common_device, infer
 from ..graph.worth import shape
 from ..graph.wrapper import (
     CONSTANT,
@@ -39,7 +39,6 @@ from ..graph.wrapper import (
     schema,
 )
 from ..ir.dtypes import DTYPES
-from ..ops import without_row
 from .autocast import FULL, REDUCED, cast_to
 
 _UNPACK, _TO_TENSOR = "prim::ListUnpack", "prim::NumToTensor"
@@ -83,7 +82,8 @@ class _Call:
 
     def _results(self, node: Node) -> list[Any]:
         made = outputs(node)
-        if node.kind() in without_row.RANK_BY_SIZES:
+        found = row_of(node)
+        if found is not None and found[0].rank_depends_on_sizes:
             return [_like(v) if is_tensor(v) else _UNKNOWN for v in made]
         if node.kind() == CONSTANT:
             found = made[0].toIValue() if made[0].type().kind() != "NoneType" else None
@@ -96,7 +96,8 @@ class _Call:
         if any(g is _UNKNOWN for g in given):
             return [_UNKNOWN] * len(made)
         try:
-            found = _ran(node, given)
+            found = _elementwise(node, given)
+            found = _ran(node, given) if found is None else found
         except Exception:  # whatever torch says of ops that cannot run without memory
             return [_UNKNOWN] * len(made)
         return list(found) if len(made) != 1 or node.kind() == _UNPACK else [found]
@@ -110,6 +111,8 @@ def _ran(node: Node, given: list[Any]) -> Any:
         return given[0]
     if kind == _CHECKED:
         return given[0]
+    if kind in _OWN:
+        return _OWN[kind](*given)
     if kind in (REDUCED, FULL):
         operand = inputs(node)[0]
         target = cast_to(kind, *facts(operand.type())[:2], given[1:])
@@ -123,6 +126,78 @@ def _ran(node: Node, given: list[Any]) -> Any:
     space, _, name = kind.partition("::")
     op = getattr(getattr(torch.ops, space), name)
     return op(**dict(zip(found.arguments, given)))
+
+
+def _elementwise(node: Node, given: list[Any]) -> torch.Tensor | None:
+    """The result of an elementwise op of known dtype; None for others. Torch runs many of them in Python on
+    tensors without memory, and imports torch._dynamo for that, which takes 1.6 s."""
+    found, tensors = row_of(node), [g for g in given if isinstance(g, torch.Tensor)]
+    if found is None or not tensors or found[0].sizes != "broadcast":
+        return None
+    infer(node, Knowledge())
+    dtype = facts(outputs(node)[0].type()).dtype
+    if dtype is None:
+        return None
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    like = next((t for t in tensors if t.shape == shape), None)
+    if like is None:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+    return torch.empty_like(like, dtype=getattr(torch, dtype))
+
+
+def _normalized(input: torch.Tensor, shape: list[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """Result, mean and root of a norm."""
+    kept = list(input.shape[: input.dim() - len(shape)]) + [1] * len(shape)
+    statistics = input.new_empty(kept, dtype=torch.promote_types(input.dtype, torch.float32))
+    return torch.empty_like(input, memory_format=torch.contiguous_format), statistics, statistics
+
+
+def _gradients(grad: torch.Tensor, input: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    weight, bias = given[3:5]
+    return tuple(None if t is None else torch.empty_like(t) for t in (input, weight, bias))
+
+
+def _of_channels(input: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    """Result and statistics of a batch norm."""
+    count = input.shape[1] if given[4] is True else 0
+    statistics = input.new_empty([count], dtype=torch.promote_types(input.dtype, torch.float32))
+    return torch.empty_like(input), statistics, statistics
+
+
+def _channel_gradients(grad: torch.Tensor, input: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    of_weight = input.new_empty([input.shape[1]])
+    return torch.empty_like(input), of_weight, of_weight
+
+
+def _joined(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(t.shape[dim] for t in tensors)
+    return tensors[0].new_empty(shape)
+
+
+def _product(input: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Of a linear layer."""
+    return input.new_empty([*input.shape[:-1], *weight.shape[:-1]])
+
+
+#: The same of norms and linear layers.
+_OWN: dict[str, Callable[..., Any]] = {
+    "aten::cat": _joined,
+    "aten::linear": _product,
+    "aten::layer_norm": lambda *given: _normalized(*given)[0],
+    "aten::native_layer_norm": _normalized,
+    "aten::_softmax_backward_data": lambda grad, output, *_: torch.empty_like(output),
+    "aten::_log_softmax_backward_data": lambda grad, output, *_: torch.empty_like(output),
+    "aten::dropout": lambda input, *_: torch.empty_like(input),
+    "aten::native_dropout": lambda input, *_: (
+        torch.empty_like(input),
+        torch.empty_like(input, dtype=torch.bool),
+    ),
+    "aten::batch_norm": lambda *given: _of_channels(*given)[0],
+    "aten::native_batch_norm": _of_channels,
+    "aten::native_batch_norm_backward": _channel_gradients,
+    "aten::native_layer_norm_backward": _gradients,
+}
 
 
 def _device(node: Node) -> str | None:

@@ -202,6 +202,16 @@ def tile(self, dims):
     return self.repeat([1] * (self.facts.rank - len(dims)) + dims)
 
 
+@expansion("aten::take_along_dim")
+def take_along_dim(self, indices, dim):
+    """In a dim negative indices count from the end. Eager saves what they become, and not the operand."""
+    if dim is None:
+        return self.reshape([-1]).gather(0, indices.reshape([-1]))
+    if indices.value.node().kind() == "aten::where":
+        return None
+    return self.take_along_dim((indices < 0).where(indices + self.size(dim), indices), dim)
+
+
 @expansion("aten::instance_norm")
 def instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, eps):
     """Each channel of each image is a group. Running statistics are left to torch."""

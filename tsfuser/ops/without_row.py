@@ -72,8 +72,6 @@ SELECTS = _aten("""
 LIKE_SELF = _aten("""
     empty_like randint_like new_empty new_zeros new_ones new_full
 """)
-#: How many dims their results have depends on the sizes of their operands.
-RANK_BY_SIZES = _aten("squeeze nonzero_numpy")
 #: They ask a tensor for its sizes or dtype, and give numbers.
 ASKS = _aten("size dim numel is_floating_point len sym_size sym_numel")
 

@@ -254,21 +254,11 @@ for _kind in ("replication_pad1d", "replication_pad2d", "replication_pad3d"):
 
 @rule("aten::take_along_dim")
 def take_along_dim(grad, self, indices, dim):
-    """Sizes broadcast but in that dim; without one, all is one row. Negative indices count from the end."""
-    dim = structural(dim, "the dim")
-    if dim is None:
-        size = self.numel()
-        zeros, grad, indices = grad.new_zeros([size]), grad.reshape([-1]), indices.reshape([-1])
-    else:
-        size = self.size(dim)
-        dims = range(known_rank(self))
-        zeros = grad.new_zeros([size if d == dim % len(dims) else grad.size(d) for d in dims])
-        indices = indices.expand(grad.sizes)
-    indices = (indices < 0).where(indices + size, indices)
-    full = zeros.scatter_add(0 if dim is None else dim, indices, grad)
-    return (
-        full.reshape(self.sizes) if dim is None else grad.writer("aten::_grad_sum_to_size", full, self.sizes)
-    )
+    """Sizes broadcast but in that dim. No index is negative (expansions.py)."""
+    dims, dim = range(known_rank(self)), structural(dim, "the dim")
+    sizes = [self.size(d) if d == dim % len(dims) else grad.size(d) for d in dims]
+    full = grad.new_zeros(sizes).scatter_add(dim, indices.expand(grad.sizes), grad)
+    return grad.writer("aten::_grad_sum_to_size", full, self.sizes)
 
 
 @rule("tsfuser::checked_batch", of="batch")
