@@ -106,7 +106,7 @@ def test_the_table_shows_what_was_found(device):
     text = str(tsfuser.explain(fresh(program), *operands(device)))
     assert text.startswith("program: 5 ops fused in 2 groups and 2 kernels, 2 not fused\n")
     assert re.search(r"group \d+: add, relu, mul\n    from test_explain\.py:\d+\n", text)
-    launch = r"grid \d+, block \d+ x 1" if device == "cuda" else r"\d+ pieces?"
+    launch = r"grid \d+, block \d+ x \d+" if device == "cuda" else r"\d+ pieces?"
     assert re.search(
         rf"segment 0: fused_add_relu_mul\n      pointwise: .*\n      {launch}, .* [un]s, 216 bytes", text
     )

@@ -190,6 +190,11 @@ def is_wide(call: Call, domain: Domain) -> bool:
     return bool(call.decide(sz.lt((1 << 31) - (1 << 20), last)))
 
 
+def _lie_apart(call: Call, columns: sz.Size, width: sz.Size) -> bool:
+    """Whether rows begin at wider accesses than they hold, which dense ones never do, and are long."""
+    return call.decide(sz.lt(sz.pow2(columns), width)) and call.decide(sz.le(LEAST_OVER_ENDS, columns))
+
+
 def vector_width(
     call: Call, domain: Domain, machine: Machine, by_lane: bool = False, over_ends: bool = False
 ) -> int:
@@ -213,7 +218,7 @@ def vector_width(
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
     columns = domain.dims[-1].extent
-    if len(domain.dims) > 1 and not (over_ends and call.decide(sz.le(LEAST_OVER_ENDS, columns))):
+    if len(domain.dims) > 1 and not (over_ends and _lie_apart(call, columns, width)):
         width = sz.minimum(width, sz.pow2(columns))
     if by_lane and columns.is_const and _chooses_only(domain, inner) and call.decide(sz.eq(width, columns)):
         return columns.a
