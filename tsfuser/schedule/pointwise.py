@@ -192,7 +192,8 @@ def is_wide(call: Call, domain: Domain) -> bool:
 
 def _lie_apart(call: Call, columns: sz.Size, width: sz.Size) -> bool:
     """Whether rows begin at wider accesses than they hold, which dense ones never do, and are long."""
-    return call.decide(sz.lt(sz.pow2(columns), width)) and call.decide(sz.le(LEAST_OVER_ENDS, columns))
+    apart = call.decide(sz.lt(sz.pow2(columns), width))
+    return bool(apart and call.decide(sz.le(LEAST_OVER_ENDS, columns)))
 
 
 def vector_width(
