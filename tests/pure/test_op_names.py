@@ -73,6 +73,12 @@ ALLOWED = {
         "_autocast_to_reduced_precision _autocast_to_full_precision",
         "torch's marks of autocast, which become casts",
     ),
+    "tsfuser/joint/example_types.py": (
+        "_log_softmax_backward_data _softmax_backward_data batch_norm cat dropout layer_norm "
+        "native_batch_norm native_batch_norm_backward native_dropout native_layer_norm "
+        "native_layer_norm_backward",
+        "ops whose results it describes itself: torch's meta kernels for them import torch._dynamo",
+    ),
     "tsfuser/joint/norms.py": (
         "native_layer_norm native_batch_norm to",
         "the norms that it writes out, and the nodes that it makes",
