@@ -2,6 +2,7 @@
 
 import html
 import re
+import sys
 
 import pytest
 import torch
@@ -130,6 +131,13 @@ def test_within_a_profiler_ops_are_not_timed(network, device):
         found = tsfuser.explain(torch.jit.script(network), operand(device))
     assert not found.costs.ops and "ops of torch" not in str(found)
     assert "launches of kernels" in str(found)
+
+
+def test_without_the_profiler_that_torch_calls_old_ops_are_not_timed(network, device, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler_legacy", None)
+    monkeypatch.delattr(torch.autograd, "profiler_legacy", raising=False)
+    found = tsfuser.explain(torch.jit.script(network), operand(device))
+    assert not found.costs.ops and "launches of kernels" in str(found)
 
 
 def test_links_of_the_page_lead_to_its_graphs_and_groups(explained):

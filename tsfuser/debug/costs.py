@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch.autograd import profiler_legacy
 
 from .isolate import Isolated
 from .observe import Run, observing
@@ -37,7 +36,7 @@ class Launches:
 class Costs:
     """Of one step, forward and, in training, backward. `seconds`: from the call to the last result;
     `kernels`: by number of the group and name; `ops`: times and seconds of each op of torch that the program
-    or autograd calls, with the ops that it calls itself. Without `ops` where a profiler runs already."""
+    or autograd calls, with the ops that it calls itself. Without `ops` where a profiler runs already, or torch has not that which is used here."""
 
     seconds: float
     kernels: Mapping[tuple[int, str], Launches]
@@ -102,14 +101,21 @@ def _wait() -> None:
 
 def _ops(step: Callable[[], object]) -> dict[str, tuple[int, float]]:
     """The ops of one step that no other op calls, by the profiler."""
+    try:
+        # Kineto, behind torch.profiler, writes to stderr, and takes seconds to start on a GPU.
+        from torch.autograd import profiler_legacy
+    except ImportError:  # torch calls it old
+        return {}
     if torch.autograd._profiler_enabled():
         return {}
     on_gpu = torch.cuda.is_initialized()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # Kineto, behind torch.profiler, writes to stderr, and takes seconds to start on a GPU.
-        with profiler_legacy.profile(use_cuda=on_gpu) as profile:
-            _seconds(step)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with profiler_legacy.profile(use_cuda=on_gpu) as profile:
+                _seconds(step)
+    except RuntimeError:  # another thread's profiler runs
+        return {}
     times: Counter[str] = Counter()
     micros: Counter[str] = Counter()
     for event in profile.function_events:
