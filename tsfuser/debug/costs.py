@@ -36,7 +36,8 @@ class Launches:
 class Costs:
     """Of one step, forward and, in training, backward. `seconds`: from the call to the last result;
     `kernels`: by number of the group and name; `ops`: times and seconds of each op of torch that the program
-    or autograd calls, with the ops that it calls itself. Without `ops` where a profiler runs already, or torch has not that which is used here."""
+    or autograd calls, with the ops that it calls itself. `ops` is empty where a profiler runs already, or
+    torch has none of the kind that is used here."""
 
     seconds: float
     kernels: Mapping[tuple[int, str], Launches]
@@ -104,7 +105,7 @@ def _ops(step: Callable[[], object]) -> dict[str, tuple[int, float]]:
     try:
         # Kineto, behind torch.profiler, writes to stderr, and takes seconds to start on a GPU.
         from torch.autograd import profiler_legacy
-    except ImportError:  # torch calls it old
+    except ImportError:  # torch calls it deprecated
         return {}
     if torch.autograd._profiler_enabled():
         return {}

@@ -64,7 +64,7 @@ class Explanation(Findings):
 
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     """What tsfuser makes of `fn(*args)`: a scripted function, module or method, what `torch.jit.script`
-    takes, or what `torch.compile(..., backend="tsfuser")` returned. It is run some twenty times on copies; where
+    takes, or what `torch.compile(..., backend="tsfuser")` returned. Copies are run some twenty times; where
     results require gradients, backward as well. Copied are the arguments, the module, and the modules,
     tensors and optimizers that a compiled function closes over or finds among its globals. Raises what `fn`
     raises, and TypeError for arguments that it does not take, and for another backend. Warns, once a

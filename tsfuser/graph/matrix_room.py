@@ -50,7 +50,7 @@ _KINDS = {"aten::mm": (0, 1), PRODUCT: (0, 1), "aten::addmm": (1, 2)}
 _GAPS = "may_have_gaps"  # attribute of what returns: the outputs that may have gaps
 _CAST, _TURN, _CONTIGUOUS = "aten::_to_copy", "aten::t", "aten::contiguous"
 #: Operations for each byte of a copy, from which on it costs less than it saves. On an H200 each saves 4 to 9
-#: fs, and the copy of a byte takes 600 to 1,200. Other GPUs have nearly the same ratio.
+#: fs, and the copy of a byte takes 600 to 1,200. Other GPUs were not measured.
 LEAST_OPERATIONS = 256
 
 
