@@ -146,9 +146,9 @@ def _compare_tensors(mine, plain, exact, scale, record) -> str | None:
     """Errors are at most three times those of the unfused module in the mean of their squares, and five times
     at one place, beside roundings of the tensor's largest value. Those of one fused norm are up to 1.3 times
     eager's; fifty norms of two images each amplify that. The largest value counts as at least a thousandth of
-    the call's largest one: sums that cancel leave such a rest. Where nothing but roundings is left (the gradient of
-    a bias before a norm), ten times the unfused module's are allowed. TorchScript's formulas for gradients have NaN
-    where eager has none, so what is not finite is so unfused, or in float64."""
+    the call's largest one: sums that cancel leave such a rest. Where nothing but roundings is left (the
+    gradient of a bias before a norm), ten times the unfused module's are allowed. TorchScript's formulas for
+    gradients have NaN where eager has none, so what is not finite is so unfused, or in float64."""
     said = [(str(t.dtype), tuple(t.shape), t.device.type) for t in (mine, plain)]
     if said[0] != said[1]:
         return f"is {said[0]}, unfused {said[1]}"
