@@ -18,7 +18,7 @@ from ..fx.insert import has_sizes_of, is_alike
 from ..fx.updates import move_last, updates
 from . import copies
 from .fused_multiply_add import as_aten
-from .indexing import add_elements
+from .indexing import add_at_one_place, add_elements
 from .late_casts import cast_what_is_read
 
 aten = torch.ops.aten
@@ -212,6 +212,7 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.slice.Tensor: _slice,
     aten.slice_scatter.default: lambda node: _replaced(node) or copies.part_replaced(node),
     aten.index_put.default: add_elements,
+    aten.scatter_add.default: add_at_one_place,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
