@@ -67,8 +67,8 @@ def add_elements(node: fx.Node) -> bool:
 
 
 def add_at_one_place(node: fx.Node) -> bool:
-    """Writes an addition to new zeros at one place along a dim, as in the gradient of `gather`, as the op that
-    a group makes by comparisons."""
+    """Writes an addition to new zeros at one place along a dim, as in the gradient of `gather`, as the op
+    that a group makes by comparisons."""
     zeros, dim, index, source = node.args
     made = zeros.meta["val"]
     if zeros.target not in _ZEROS or made.layout != torch.strided or len(zeros.users) > 1 or not made.dim():
