@@ -188,6 +188,10 @@ assert tsfuser.stats()["launches"] and not tsfuser.stats()["fallbacks"], tsfuser
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="tsfuser-fuzz-")
         self.whole = Path(self.folder.name) / "whole"
+        self.program = (
+            Path(self.folder.name) / "program.py"
+        )  # a file: TorchScript reads the source of functions
+        self.program.write_text(self.PROGRAM)
         if complaint := self._run(self.whole):
             raise RuntimeError(complaint)
 
@@ -206,8 +210,9 @@ assert tsfuser.stats()["launches"] and not tsfuser.stats()["fallbacks"], tsfuser
         environment = {**os.environ, "TSFUSER_CACHE_DIR": str(folder), "TSFUSER_STORED_PLANS": "1"}
         environment["PYTHONPATH"] = str(ROOT)
         try:
-            done = subprocess.run([sys.executable, "-c", self.PROGRAM], env=environment, timeout=50,
-                                  capture_output=True, text=True)  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, self.program], env=environment, timeout=50, capture_output=True, text=True
+            )
         except subprocess.TimeoutExpired:
             return "it takes more than 50 seconds"
         return f"it ends with {done.returncode}: {done.stderr[-1000:]}" if done.returncode else None
