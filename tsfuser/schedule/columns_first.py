@@ -13,16 +13,19 @@ Sample Variances, 1979: with k elements a column,
     squares = sum(squares of a column + k * (mean of the column - mean) ** 2)
 
 Sums over more axes, as of the gradient of a weight, are divided too, as the same pass adds up their columns.
+
+Elementwise ops over the data read values of a group, as s above. These are stored for each channel, so that
+the loops over g and c are one, along which accesses are wide.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import Axis, Fusion, Op, Pointwise, Reduce, TensorInput, Value
+from ..ir.fusion import Axis, Fusion, Op, Pointwise, Reduce, Reshape, TensorInput, Value
 from ..ir.symbols import define
 from ..ir.values import extent
 from .machine import Machine
@@ -39,12 +42,12 @@ def by_columns(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
     if not machine.has_threads or not any(_may_be_divided(op) for op in fusion.ops):
         return fusion
     sources = _sources(fusion)
-    chosen: dict[frozenset[Axis], set[Axis]] = {}  # the axes of the data -> those that are reduced first
+    chosen: dict[frozenset[Axis], _Parts] = {}  # by the axes of the data
     for op in fusion.ops:
         if _may_be_divided(op) and (source := sources.get(op.operands[0].name)) is not None:
-            outer = _outer(call, op, source)
-            if outer:
-                chosen.setdefault(frozenset(op.operands[0].axes), outer)
+            parts = _parts(call, op, source)
+            if parts is not None:
+                chosen.setdefault(frozenset(op.operands[0].axes), parts)
     return _rewritten(fusion, chosen) if chosen else fusion
 
 
@@ -66,37 +69,52 @@ def _sources(fusion: Fusion) -> dict[str, TensorInput]:
     return found
 
 
-def _outer(call: Call, op: Reduce, source: TensorInput) -> set[Axis]:
-    """The axes that are reduced first: those that lie outside of an axis that is kept, where what lies
-    inside is short and the data are large."""
-    steps = {axis: step for axis, step in zip(source.value.dims, source.strides) if axis is not None}
+class _Parts(NamedTuple):
+    """The reduced axes that lie outside of one that is kept, which are reduced first; those that lie inside;
+    and the ones that are kept between them."""
+
+    outer: set[Axis]
+    inner: tuple[Axis, ...]
+    between: set[Axis]
+
+
+def _parts(call: Call, op: Reduce, source: TensorInput) -> _Parts | None:
+    """None unless what lies inside is short and the data are large."""
+    steps = {axis: step for axis, step in zip(source.value.dims or (), source.strides) if axis is not None}
     kept = [a for a in steps if a not in op.axes]
-    inner = [a for a in op.axes if all(_lies_in(call, steps[a], steps[k]) for k in kept)]
+    inner = tuple(a for a in steps if a in op.axes and all(_lies_in(call, steps[a], steps[k]) for k in kept))
     outer = set(op.axes) - set(inner)
     if not inner or not outer:
-        return set()
+        return None
+    axes = op.operands[0].axes
     short = sz.product([a.extent for a in inner]) * source.value.dtype.itemsize
-    data = sz.product([a.extent for a in op.operands[0].axes])
-    if not call.decide(sz.lt(short, SHORT)) or not call.decide(sz.le(LARGE, data)):
-        return set()
-    columns = sz.product([a.extent for a in op.operands[0].axes if a not in outer])
-    return outer if call.decide(sz.le(columns * 16, data)) else set()
+    data, columns = (sz.product([a.extent for a in some]) for some in (axes, set(axes) - outer))
+    conditions = sz.lt(short, SHORT), sz.le(LARGE, data), sz.le(columns * 16, data)
+    if not all(call.decide(condition) for condition in conditions):
+        return None
+    between = {k for k in kept if any(_lies_in(call, steps[k], steps[o]) for o in outer)}
+    return _Parts(outer, inner, between)
 
 
 def _lies_in(call: Call, one: sz.Size, other: sz.Size) -> bool:
     return bool(call.decide(sz.lt(one, other)))
 
 
-def _rewritten(fusion: Fusion, chosen: dict[frozenset[Axis], set[Axis]]) -> Fusion:
-    known: dict[tuple, Value] = {}  # equal reductions of columns
+def _rewritten(fusion: Fusion, chosen: dict[frozenset[Axis], _Parts]) -> Fusion:
+    known: dict[str, Value] = {}  # what was added, by name
     ops: list[Op] = []
     for op in fusion.ops:
-        outer = chosen.get(frozenset(op.operands[0].axes)) if _may_be_divided(op) else None
-        if outer is None or not _may_be_divided(op) or not outer < set(op.axes):
+        parts = chosen.get(frozenset(op.output.axes))
+        if isinstance(op, Pointwise) and parts is not None:
+            op = replace(
+                op, operands=tuple(_by_channel(v, op.output, parts, known, ops) for v in op.operands)
+            )
+        parts = chosen.get(frozenset(op.operands[0].axes)) if _may_be_divided(op) else None
+        if parts is None or not _may_be_divided(op) or not parts.outer < set(op.axes):
             ops.append(op)
             continue
-        columns = _Columns(op, outer, known, ops)
-        rest = tuple(a for a in op.axes if a not in outer)
+        columns = _Columns(op, parts.outer, known, ops)
+        rest = tuple(a for a in op.axes if a not in parts.outer)
         if op.combine == "squares":
             columns.squares(op, rest)
         else:
@@ -104,10 +122,25 @@ def _rewritten(fusion: Fusion, chosen: dict[frozenset[Axis], set[Axis]]) -> Fusi
     return replace(fusion, ops=tuple(ops))
 
 
+def _by_channel(value: Value, like: Value, parts: _Parts, known: dict[str, Value], ops: list[Op]) -> Value:
+    """`value`, stored once more for each place along the inner axes if it varies along what lies between."""
+    own = set(value.axes)
+    if own.isdisjoint(parts.between) or not own.isdisjoint((*parts.inner, *parts.outer)):
+        return value
+    name = f"{value.name}_by_channel"
+    if name not in known:
+        axes = tuple(a for a in like.axes if a in own or a in parts.inner)
+        copy = Value(f"{name}_stored", value.dtype, axes)
+        ops.append(Pointwise("copy", "copy", (value,), None, copy))
+        known[name] = Value(name, value.dtype, axes)
+        ops.append(Reshape("reshape", (copy,), known[name]))  # what is reshaped is stored
+    return known[name]
+
+
 class _Columns:
     """The data of a reduction with one element for each column; adds ops to `ops`."""
 
-    def __init__(self, op: Reduce, outer: set[Axis], known: dict[tuple, Value], ops: list[Op]):
+    def __init__(self, op: Reduce, outer: set[Axis], known: dict[str, Value], ops: list[Op]):
         [self.data], self.dtype = op.operands, op.output.dtype.register
         self.axes = tuple(a for a in op.axes if a in outer)
         self.dims = tuple(None if a in outer else a for a in self.data.dims or ())
@@ -117,9 +150,9 @@ class _Columns:
         """Those of the data by `combine`."""
         where = "_".join([self.data.name, *sorted(a.name for a in self.axes), self.dtype.name])
         output = Value(f"column_{combine}_of_{where}", self.dtype, self.dims)
-        if self.known.setdefault((output.name,), output) is output:
+        if self.known.setdefault(output.name, output) is output:
             self.ops.append(Reduce(combine, combine, (self.data,), self.axes, output))
-        return self.known[(output.name,)]
+        return self.known[output.name]
 
     def squares(self, op: Reduce, rest: tuple[Axis, ...]) -> None:
         """The sum of squared distances from the mean of all."""
