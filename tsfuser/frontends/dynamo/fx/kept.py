@@ -39,7 +39,7 @@ class Kept:
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
-    """A copy of the nodes. A deepcopy copies the trees of arguments, too, and torch warns the user of that."""
+    """A copy of the nodes. A deepcopy copies the trees of arguments, too, of which torch warns the user."""
     made = fx.Graph(tracer_cls=graph._tracer_cls)
     result = made.graph_copy(graph, {})
     output = graph.output_node()
