@@ -35,10 +35,10 @@ class Launches:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one step, forward and, in training, backward, without the copies of arguments that it needs. `seconds`:
-    from the call to the last result; `kernels`: by number of the group and name; `ops`: times and seconds of
-    each op of torch that the program or autograd calls, with the ops that it calls itself. `ops` is empty where
-    a profiler runs already, or torch has none of the kind that is used here."""
+    """Of one step, forward and, in training, backward, without the copies of arguments that it needs.
+    `seconds`: from the call to the last result; `kernels`: by number of the group and name; `ops`: times
+    and seconds of each op of torch that the program or autograd calls, with the ops that it calls itself.
+    `ops` is empty where a profiler runs already, or torch has none of the kind that is used here."""
 
     seconds: float
     kernels: Mapping[tuple[int, str], Launches]
