@@ -42,8 +42,8 @@ define(
     fast=Fast("fast_elu_backward({0}, {1}, {2}, {3}, {4})", error=2**-16.5, exact=2**-21.5),
 )
 define("elu_backward_of_result", "elu_backward_of_result({0}, {1}, {2}, {3}, {4})")
-define("hardtanh_backward", "({1} <= {2} || {1} >= {3} ? 0 : {0})", cheap=True)
-define("hardshrink_backward", "(fabs({1}) <= {2} ? 0 : {0})", cheap=True)
+define("hardtanh_backward", "hardtanh_backward({0}, {1}, {2}, {3})", cheap=True)
+define("hardshrink_backward", "hardshrink_backward({0}, {1}, {2})", cheap=True)
 define(
     "log_sigmoid_backward",
     "({0} * sigmoid(-({1})))",

@@ -122,9 +122,46 @@ DEVICE T mish_backward(T grad, T x) {
   const T s = sigmoid(x), t = tanh(log1p(exp(x)));
   return grad * (t + x * s * (1 - t * t));
 }
+// Where x is NaN, CUDA's derivatives below hand the gradient on; those of the CPU are 0, or NaN by a
+// product.
+#if defined(TSFUSER_CUDA)
+template <class T>
+DEVICE bool is_upper(T x, T bound) {
+  return !(x < bound);
+}
+template <class T>
+DEVICE bool is_above(T x, T bound) {
+  return !(x <= bound);
+}
+template <class T>
+DEVICE T hardtanh_backward(T grad, T x, T low, T high) {
+  return x <= low || x >= high ? T(0) : grad;
+}
+template <class T>
+DEVICE T hardshrink_backward(T grad, T x, T bound) {
+  return fabs(x) <= bound ? T(0) : grad;
+}
+#else
+template <class T>
+DEVICE bool is_upper(T x, T bound) {
+  return x >= bound;
+}
+template <class T>
+DEVICE bool is_above(T x, T bound) {
+  return x > bound;
+}
+template <class T>
+DEVICE T hardtanh_backward(T grad, T x, T low, T high) {
+  return x > low && x < high ? grad : T(0);
+}
+template <class T>
+DEVICE T hardshrink_backward(T grad, T x, T bound) {
+  return fabs(x) > bound ? grad : T(0);
+}
+#endif
 template <class T>
 DEVICE T hardswish_backward(T grad, T x) {
-  return x <= -3 ? T(0) : x < 3 ? grad * (2 * sixth(x) + T(0.5)) : grad;
+  return x <= -3 ? T(0) : is_upper(x, T(3)) ? grad : grad * (2 * sixth(x) + T(0.5));
 }
 template <class T>
 DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
@@ -134,11 +171,11 @@ DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
 template <class T>
 DEVICE T elu_backward(T grad, T x, T alpha, T scale, T input_scale) {
   const T power = exp(x * input_scale);
-  return x <= 0 ? grad * input_scale * (alpha * scale) * power : grad * scale;
+  return is_above(x, T(0)) ? grad * scale : grad * input_scale * (alpha * scale) * power;
 }
 template <class T>
 DEVICE T elu_backward_of_result(T grad, T y, T alpha, T scale, T input_scale) {
-  return y <= 0 ? grad * input_scale * (y + alpha * scale) : grad * scale;
+  return is_above(y, T(0)) ? grad * scale : grad * input_scale * (y + alpha * scale);
 }
 template <class T>
 DEVICE T logit_backward(T grad, T x) {

@@ -190,5 +190,5 @@ DEVICE float fast_softplus_backward(float grad, float x, float beta, float thres
   return x * beta > threshold ? grad : approx_divide(grad * z, z + 1);
 }
 DEVICE float fast_elu_backward(float grad, float x, float alpha, float scale, float input_scale) {
-  return x <= 0 ? grad * input_scale * (alpha * scale) * fast_exp(x * input_scale) : grad * scale;
+  return is_above(x, 0.0f) ? grad * scale : grad * input_scale * (alpha * scale) * fast_exp(x * input_scale);
 }
