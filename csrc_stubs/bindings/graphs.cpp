@@ -213,6 +213,13 @@ void bind_graphs(py::module_& m) {
         return found;
       },
       "The graphs that were packed of what optimised code runs, in no order.");
+  m.def(
+      "joint_states",
+      [](torch::jit::Code& code) {
+        const py::gil_scoped_release released;  // as above
+        return plain_states(code);
+      },
+      "The states of the executors of what programs with joint graphs run besides these.");
   m.def("use_joint_functions", &use_joint_functions,
         "Whether training goes by joint graphs, experimentally; returns the state before.");
   m.def("last_copy", &last_copy,

@@ -42,6 +42,8 @@ struct Copying {
   ~Copying() { copied = nullptr; }
 };
 
+bool is_defined(const at::Tensor& tensor) { return tensor.defined(); }
+
 bool is_tensor_type(const c10::TypePtr& type) { return type->kind() == c10::TypeKind::TensorType; }
 
 bool has_lists_of_tensors(at::ArrayRef<torch::jit::Value*> values) {
@@ -120,13 +122,18 @@ class DirectBackward : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
+    if (C10_UNLIKELY(graph_->is_joint_ && std::none_of(gradients.begin(), gradients.end(), is_defined))) {
+      return variable_list(graph_->differentiated_.size());
+    }
+    const bool again = graph_->is_joint_ && graph_->runs_again(gradients);
+    const Missing missing = graph_->is_joint_ ? zeros_for_missing(gradients) : Missing();
     Stack stack;
     stack.reserve(gradients.size() + places_.size() + 16);
     for (at::Tensor& gradient : gradients) {
       stack.emplace_back(std::move(gradient));
     }
     unpack(stack);
-    const bool lacking = graph_->run_backward(stack);
+    const bool lacking = graph_->run_backward(stack, again);
     const auto results = torch::jit::pop(stack).toTuple();
     variable_list given;
     given.reserve(results->elements().size());
@@ -138,6 +145,9 @@ class DirectBackward : public torch::autograd::Node {
         gradient = edge.function->input_metadata(edge.input_nr).zeros_like();
       }
       given.push_back(std::move(gradient));
+    }
+    if (C10_UNLIKELY(!missing.empty())) {
+      graph_->drop_unreached(given, missing, again);
     }
     return given;
   }
@@ -154,6 +164,21 @@ class DirectBackward : public torch::autograd::Node {
   }
 
  private:
+  using Missing = DirectGraph::Missing;
+
+  // Which gradients are missing; empty if none is. They become zeros.
+  Missing zeros_for_missing(variable_list& gradients) {
+    Missing missing;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined() && graph_->gradients_[i] >= 0) {
+        missing.resize(gradients.size(), false);
+        missing[i] = true;
+        gradients[i] = input_metadata(i).zeros_like();
+      }
+    }
+    return missing;
+  }
+
   void unpack(Stack& stack) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const NodePtr self = getptr();
@@ -215,7 +240,12 @@ void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> progr
   note_what_is_saved(node);
   const auto& backward = node.g(c10::attr::ReverseSubgraph);
   is_joint_ = is_joint(node);
-  if (is_joint_ || may_lack_gradients(*backward->block())) {
+  static const auto again = c10::Symbol::attr("again");
+  if (is_joint_) {
+    plain_backward_ = std::make_unique<torch::jit::Code>(node.g(again), "");
+    leading_ = node.is(c10::Symbol::attr("leading"));
+    leading_again_ = node.is(c10::Symbol::attr("leading_again"));
+  } else if (may_lack_gradients(*backward->block())) {
     const auto plain = backward->copy();
     torch::jit::LowerGradOf(*plain);
     plain_backward_ = std::make_unique<torch::jit::Code>(plain, "");
@@ -241,6 +271,7 @@ void DirectGraph::note_what_is_saved(const Node& node) {
   outputs_ = next;
   for (const int64_t j : node.is(c10::attr::df_input_vjps)) {
     gradients_.push_back(numbers[j]);
+    result_gradients_ += j < results_;
   }
   differentiated_ = node.is(c10::attr::df_output_vjps);
   size_t position = 0;
@@ -415,10 +446,28 @@ void DirectGraph::run_forward(Stack& stack) const {
   forget_histories(stack, outputs_);
 }
 
-bool DirectGraph::run_backward(Stack& stack) const {
+bool DirectGraph::runs_again(const variable_list& gradients) const {
+  const auto of_saved = gradients.begin() + static_cast<std::ptrdiff_t>(result_gradients_);
+  return c10::GradMode::is_enabled() || std::any_of(of_saved, gradients.end(), is_defined);
+}
+
+void DirectGraph::drop_unreached(variable_list& given, const Missing& missing, bool again) const {
+  const auto& leading = again ? leading_again_ : leading_;
+  size_t next = 0;
+  for (at::Tensor& gradient : given) {
+    const auto first = leading.begin() + static_cast<std::ptrdiff_t>(next) + 1;
+    next += 1 + leading[next];
+    const auto last = leading.begin() + static_cast<std::ptrdiff_t>(next);
+    if (std::all_of(first, last, [&missing](int64_t place) { return missing[place]; })) {
+      gradient = at::Tensor();
+    }
+  }
+}
+
+bool DirectGraph::run_backward(Stack& stack, bool again) const {
   const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
   const WithoutAutocast casts(is_joint_);
-  if (C10_UNLIKELY(is_joint_ && c10::GradMode::is_enabled())) {
+  if (C10_UNLIKELY(again)) {
     torch::jit::InterpreterState(*plain_backward_).run(stack);
     return false;
   }

@@ -19,7 +19,9 @@
 
 #include "group/step_list.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <cstdint>
@@ -68,7 +70,12 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   void note_what_is_saved(const torch::jit::Node& node);
   void run_forward(torch::jit::Stack& stack) const;
   // Whether an op may have given no gradient where eager gives zeros.
-  bool run_backward(torch::jit::Stack& stack) const;
+  bool run_backward(torch::jit::Stack& stack, bool again) const;
+  // Of a joint graph: whether gradients are recorded, or saved values have some, as in second derivatives.
+  bool runs_again(const std::vector<at::Tensor>& gradients) const;
+  // Drops the gradients that are made of missing ones alone.
+  using Missing = c10::SmallVector<bool, 8>;
+  void drop_unreached(std::vector<at::Tensor>& given, const Missing& missing, bool again) const;
 
   std::atomic<State> state_{State::Profiling};
   std::mutex mutex_;                        // of the change to Ready
@@ -78,15 +85,18 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   torch::jit::GraphExecutor* backward_executor_ = nullptr;
   std::unique_ptr<const StepList> forward_, backward_;
   bool is_joint_ = false;
-  // For empty batches; of a joint graph for second derivatives, of which autograd records each op. May be
-  // null.
+  // For empty batches; of a joint graph for second derivatives (its attribute `again`). May be null.
   std::unique_ptr<torch::jit::Code> plain_backward_;
   size_t inputs_ = 0, results_ = 0;  // of the differentiable graph
   // The forward gives the results and what is saved for the backward. Some of the latter it is given: these
   // are left out, and the inputs themselves are saved.
-  size_t outputs_ = 0;                   // of the forward, but for those that are left out
-  std::vector<size_t> given_;            // outputs that are left out
-  std::vector<int64_t> gradients_;       // outputs that gradients come for; -1: is left out
+  size_t outputs_ = 0;              // of the forward, but for those that are left out
+  std::vector<size_t> given_;       // outputs that are left out
+  std::vector<int64_t> gradients_;  // outputs that gradients come for; -1: is left out
+  size_t result_gradients_ = 0;     // those of results, which come first
+  // Of a joint graph, for each of `differentiated_`: how many gradients it is made of, and their places; and
+  // the same of `plain_backward_`.
+  std::vector<int64_t> leading_, leading_again_;
   std::vector<int64_t> differentiated_;  // inputs that get a gradient
   struct Saved {
     int64_t index;    // of an input, or of an output that is not left out

@@ -226,6 +226,7 @@ void hook_into_torch() {
     register_count_operators();
     register_cast_operator();
     register_dropout_seeds();
+    register_joint_norms();
     register_late_biases();
     register_shared_masks();
     register_shared_memory();

@@ -45,6 +45,7 @@ void register_operators();       // operators.cpp
 void register_size_operators();  // sizes.cpp
 void register_products();        // ended_products.cpp
 void register_dropout_seeds();   // dropout_seeds.cpp
+void register_joint_norms();     // joint_norms.cpp
 
 // What runs the node by torch's own operator, where ours has replaced it.
 torch::jit::Operation torchs_operation(const torch::jit::Node* node);

@@ -10,10 +10,13 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/bit_cast.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/csrc/jit/runtime/profiling_record.h>
@@ -58,21 +61,50 @@ bool is_cast_unseen(const at::Tensor& tensor, int64_t autocast) {
          autocast != static_cast<int64_t>(dtype) + 1;
 }
 
-// What a packed graph depends on, besides sizes; whether there may be one. Numbers, and those in lists, are
-// values in it, flags are not. Tensors without elements are left out: some derivatives have no sizes to go
-// by.
-bool describe(at::ArrayRef<c10::IValue> arguments, std::vector<int64_t>& words) {
+// A number, or a list of these, that a packed graph has as a constant.
+template <class Words>
+void describe_constant(const c10::IValue& value, Words& words) {
+  if (value.isDouble()) {
+    words.push_back(c10::bit_cast<int64_t>(value.toDouble()));
+  } else if (value.isInt()) {
+    words.push_back(value.toInt());
+  } else if (value.isIntList()) {
+    for (const c10::IValue& item : value.toListRef()) {
+      words.push_back(item.toInt());
+    }
+  }
+}
+
+// The same of what is no tensor. Numbers are values in a packed graph; flags are not, nor are
+// `constants`. False: it is none of these.
+template <class Words>
+bool describe_number(const c10::IValue& value, bool is_constant, Words& words) {
+  if (value.isBool()) {
+    words.push_back(value.toBool() ? -1 : -2);
+    return true;
+  }
+  if (!value.isInt() && !value.isDouble() && !value.isNone() && !value.isIntList()) {
+    return false;
+  }
+  words.push_back(value.isInt() ? -3 : value.isDouble() ? -4 : value.isNone() ? -5 : -6);
+  if (value.isIntList()) {
+    words.push_back(static_cast<int64_t>(value.toListRef().size()));
+  }
+  if (is_constant) {
+    describe_constant(value, words);
+  }
+  return true;
+}
+
+// What a packed graph depends on, besides sizes; whether there may be one. Tensors without elements are left
+// out: some derivatives have no sizes to go by.
+template <class Words>
+bool describe(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& constants, Words& words) {
   bool records = false;
-  for (const c10::IValue& value : arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
     if (!value.isTensor()) {
-      if (value.isBool()) {
-        words.push_back(value.toBool() ? -1 : -2);
-      } else if (value.isInt() || value.isDouble() || value.isNone() || value.isIntList()) {
-        words.push_back(value.isInt() ? -3 : value.isDouble() ? -4 : value.isNone() ? -5 : -6);
-        if (value.isIntList()) {
-          words.push_back(static_cast<int64_t>(value.toListRef().size()));
-        }
-      } else {
+      if (!describe_number(value, constants[i], words)) {
         return false;
       }
       continue;
@@ -100,7 +132,8 @@ bool describe(at::ArrayRef<c10::IValue> arguments, std::vector<int64_t>& words) 
 JointFunction::JointFunction(GraphPtr graph)
     : OwnedFunction(kName, graph->inputs().size()),
       graph_(std::move(graph)),
-      plain_(plain_function(*graph_)) {}
+      plain_(plain_function(*graph_)),
+      constants_(graph_->inputs().size()) {}
 
 JointFunction::~JointFunction() = default;
 
@@ -115,9 +148,9 @@ bool JointFunction::call(Stack& stack, std::optional<size_t> bail_out, Run run) 
 std::vector<JointFunction::PackedGraph> JointFunction::packed() const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
   std::vector<PackedGraph> found;
-  for (const auto& [words, made] : known_) {
-    if (made.graph) {
-      found.push_back({made.graph, made.code.get()});
+  for (const auto& made : known_) {
+    if (made->graph) {
+      found.push_back({made->graph, made->code.get()});
     }
   }
   return found;
@@ -125,24 +158,44 @@ std::vector<JointFunction::PackedGraph> JointFunction::packed() const {
 
 // Null where the program's graph runs.
 const Code* JointFunction::code_for(at::ArrayRef<c10::IValue> arguments) {
-  Words words;
-  if (!c10::GradMode::is_enabled() || refuse_mode() || !describe(arguments, words)) {
+  if (!c10::GradMode::is_enabled() || refuse_mode() || !torch::jit::getGraphExecutorOptimize()) {
     return nullptr;
   }
-  {
-    const std::shared_lock<std::shared_mutex> lock(mutex_);
-    const auto found = known_.find(words);
-    if (found != known_.end() || known_.size() >= kMostPacked) {
-      return found == known_.end() ? nullptr : found->second.code.get();
+  for (size_t tries = 0; tries <= arguments.size(); ++tries) {  // each may find more constants
+    c10::SmallVector<int64_t, 96> words;
+    std::vector<bool> constants;
+    {
+      const std::shared_lock<std::shared_mutex> lock(mutex_);
+      if (!describe(arguments, constants_, words)) {
+        return nullptr;
+      }
+      const auto found = std::find_if(known_.begin(), known_.end(), [&words](const auto& made) {
+        return std::equal(words.begin(), words.end(), made->words.begin(), made->words.end());
+      });
+      if (found != known_.end() || known_.size() >= kMostPacked) {
+        return found == known_.end() ? nullptr : (*found)->code.get();
+      }
+      constants = constants_;
+    }
+    auto made = std::make_unique<Packed>();
+    made->words.assign(words.begin(), words.end());
+    std::vector<size_t> more;
+    attempt("joint_graph", *graph_, [&] { more = pack(arguments, constants, *made); });
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    if (std::all_of(more.begin(), more.end(), [&constants](size_t i) { return constants.at(i); })) {
+      known_.push_back(std::move(made));  // of threads at once the first one stays
+      continue;
+    }
+    for (const size_t i : more) {
+      constants_.at(i) = true;
     }
   }
-  Packed made;
-  attempt("joint_graph", *graph_, [&] { made = pack(arguments); });
-  const std::unique_lock<std::shared_mutex> lock(mutex_);
-  return known_.emplace(std::move(words), std::move(made)).first->second.code.get();  // the first one stays
+  return nullptr;
 }
 
-JointFunction::Packed JointFunction::pack(at::ArrayRef<c10::IValue> arguments) const {
+// The numbers among the arguments that have to be constants; then nothing is made.
+std::vector<size_t> JointFunction::pack(at::ArrayRef<c10::IValue> arguments,
+                                        const std::vector<bool>& constants, Packed& made) const {
   const GraphPtr graph = graph_->copy();
   std::vector<bool> wanted;
   std::vector<c10::IValue> numbers;  // of this call; for tensors None
@@ -153,24 +206,26 @@ JointFunction::Packed JointFunction::pack(at::ArrayRef<c10::IValue> arguments) c
     torch::jit::Value* input = graph->inputs()[i];
     if (is_tensor) {
       input->setType(c10::TensorType::create(arguments[i].toTensor()));
-    } else if (arguments[i].isBool() || arguments[i].isNone()) {
+    } else if (arguments[i].isBool() || arguments[i].isNone() || constants[i]) {
       const torch::jit::WithInsertPoint first(*graph->nodes().begin());
       input->replaceAllUsesWith(graph->insertConstant(arguments[i]));
     } else {
       input->setType(arguments[i].type());
     }
   }
-  Packed made;
+  std::vector<size_t> more;
   with_callback(joint_callback(), "the joint graph is no graph", [&](const py::object& pack) {
     const py::object result = pack(graph, wanted, fmap(numbers, torch::jit::toPyObject));
-    if (!result.is_none()) {
+    if (py::isinstance<py::tuple>(result)) {
+      more = result.cast<std::vector<size_t>>();
+    } else if (!result.is_none()) {
       made.graph = result.cast<GraphPtr>();
     }
   });
   if (made.graph) {
     made.code = std::make_unique<Code>(made.graph, kName);
   }
-  return made;
+  return more;
 }
 
 JointFunction* region_of(const Node* node) { return owned_by<JointFunction>(node, held_name()); }

@@ -5,10 +5,11 @@
 //     %y = prim::CallFunction(%joint, %x, %w)
 //
 // Several results are a tuple. A call that may record gradients, with tensors of certain dtypes, devices and
-// ranks, and certain ones that require a gradient, runs a graph of its own, which is a
-// `prim::DifferentiableGraph`, and what is made behind it. Torch's executor would dissolve that, so the
-// graph runs as it is. All other calls run the region's graph, as if we were not here: those without
-// gradients, under functorch, with tensors of a subclass, and those that Python refuses to pack.
+// ranks, and certain ones that require a gradient, runs a graph of its own (numbers are values in it, but
+// for those that a derivative has to know), which is a `prim::DifferentiableGraph`, and what is made behind
+// it. Torch's executor would dissolve that, so the graph runs as it is. All other calls run the region's
+// graph, as if we were not here: those without gradients, under functorch, with tensors of a subclass, and
+// those that Python refuses to pack.
 #pragma once
 
 #include "torchscript/owned_call.h"
@@ -16,7 +17,6 @@
 #include <ATen/core/stack.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <shared_mutex>
@@ -42,21 +42,25 @@ class JointFunction final : public OwnedFunction {
   };
   // What was packed by now.
   std::vector<PackedGraph> packed() const;
+  // What all other calls run.
+  torch::jit::GraphFunction* plain() const { return plain_.get(); }
 
  private:
-  using Words = std::vector<int64_t>;
   struct Packed {  // null: refused
+    std::vector<int64_t> words;
     std::shared_ptr<torch::jit::Graph> graph;
     std::unique_ptr<torch::jit::Code> code;
   };
 
   const torch::jit::Code* code_for(at::ArrayRef<c10::IValue> arguments);
-  Packed pack(at::ArrayRef<c10::IValue> arguments) const;
+  std::vector<size_t> pack(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& constants,
+                           Packed& made) const;
 
   const std::shared_ptr<torch::jit::Graph> graph_;
   const std::unique_ptr<torch::jit::GraphFunction> plain_;
-  mutable std::shared_mutex mutex_;  // of `known_`
-  std::map<Words, Packed> known_;
+  mutable std::shared_mutex mutex_;  // of what follows
+  std::vector<bool> constants_;      // the numbers among the arguments that packed graphs have as constants
+  std::vector<std::unique_ptr<const Packed>> known_;
 };
 
 // The region that the node calls; null for other nodes.

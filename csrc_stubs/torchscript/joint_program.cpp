@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <iterator>
 #include <set>
 
@@ -150,6 +151,16 @@ std::vector<JointFunction::PackedGraph> JointProgram::packed() const {
   return found;
 }
 
+std::vector<torch::jit::GraphFunction*> JointProgram::plain_functions() const {
+  std::vector<torch::jit::GraphFunction*> found = {plain_.get()};
+  for (const Node* node : all_nodes(*outlined_)) {
+    if (const JointFunction* region = region_of(node)) {
+      found.push_back(region->plain());
+    }
+  }
+  return found;
+}
+
 bool use_joint_functions(bool on) { return switched_on.exchange(on); }
 
 bool takes_joint_functions(const Graph& graph) { return switched_on.load() && !is_part(graph); }
@@ -178,17 +189,16 @@ bool call_joint_program(Graph& graph, const Node* first) {
   return true;
 }
 
-std::vector<JointFunction::PackedGraph> packed_graphs(Code& code) {
+namespace {
+
+// The programs that optimised code calls, also behind checks of gradients.
+void visit_programs(Code& code, const std::function<void(const JointProgram&)>& visit) {
   static const auto fallback = c10::Symbol::attr("fallback");
-  std::vector<JointFunction::PackedGraph> found;
-  const auto add = [&found](const std::vector<JointFunction::PackedGraph>& more) {
-    found.insert(found.end(), more.begin(), more.end());
-  };
-  const auto add_of = [&add](torch::jit::GraphFunction& function) {
+  const auto visit_those_of = [&visit](torch::jit::GraphFunction& function) {
     if (function.get_executor().isOptimized()) {
       torch::jit::GraphExecutorState state = function.get_executor().getDebugState();
       for (auto& [spec, plan] : state.execution_plans) {
-        add(packed_graphs(plan.code));
+        visit_programs(plan.code, visit);
       }
     }
   };
@@ -196,24 +206,46 @@ std::vector<JointFunction::PackedGraph> packed_graphs(Code& code) {
   const auto own =
       std::find_if(nodes.begin(), nodes.end(), [](const Node* node) { return node != nullptr; });
   if (own == nodes.end()) {
-    return found;
+    return;
   }
   for (const Node* node : all_nodes(*(*own)->owningGraph())) {  // our fallbacks are in this copy only
     if (const JointProgram* program = owned_by<JointProgram>(node, held_name())) {
-      add(program->packed());
+      visit(*program);
     }
     if (const SettledBranches* settled = SettledBranches::of(node)) {
       for (const SettledFunction& copy : settled->functions()) {
-        add_of(*copy.function);
+        visit_those_of(*copy.function);
       }
     }
     if (node->kind() == c10::prim::Constant && node->hasAttribute(fallback)) {
       const auto type = node->output()->type()->cast<c10::FunctionType>();
       if (auto* function = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr) {
-        add_of(*function);
+        visit_those_of(*function);
       }
     }
   }
+}
+
+}  // namespace
+
+std::vector<JointFunction::PackedGraph> packed_graphs(Code& code) {
+  std::vector<JointFunction::PackedGraph> found;
+  visit_programs(code, [&found](const JointProgram& program) {
+    const auto more = program.packed();
+    found.insert(found.end(), more.begin(), more.end());
+  });
+  return found;
+}
+
+std::vector<torch::jit::GraphExecutorState> plain_states(Code& code) {
+  std::vector<torch::jit::GraphExecutorState> found;
+  visit_programs(code, [&found](const JointProgram& program) {
+    for (torch::jit::GraphFunction* function : program.plain_functions()) {
+      if (function->get_executor().isOptimized()) {
+        found.push_back(function->getDebugState());
+      }
+    }
+  });
   return found;
 }
 

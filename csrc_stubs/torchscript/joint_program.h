@@ -26,6 +26,7 @@
 #include <vector>
 
 namespace torch::jit {
+struct GraphExecutorState;
 struct GraphFunction;
 }  // namespace torch::jit
 
@@ -41,6 +42,9 @@ class JointProgram final : public OwnedFunction {
 
   // What was packed by now, of all regions.
   std::vector<JointFunction::PackedGraph> packed() const;
+  // What calls run that record no gradients, or that no packed graph takes: its own, and those of all
+  // regions.
+  std::vector<torch::jit::GraphFunction*> plain_functions() const;
 
  private:
   bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
@@ -57,6 +61,8 @@ bool call_joint_program(torch::jit::Graph& graph, const torch::jit::Node* first)
 bool use_joint_functions(bool on);
 // The packed graphs of the programs that optimised code calls, also behind checks of gradients.
 std::vector<JointFunction::PackedGraph> packed_graphs(torch::jit::Code& code);
+// The states of what else these programs run, where it has been optimised.
+std::vector<torch::jit::GraphExecutorState> plain_states(torch::jit::Code& code);
 // Whether the graph may become a call of such a program.
 bool takes_joint_functions(const torch::jit::Graph& graph);
 // The graphs inside of a differentiable graph of torch's autodiff become no such calls.

@@ -191,20 +191,6 @@ void inverse_order(Stack& stack) {
   torch::jit::push(stack, std::move(inverse));
 }
 
-// Whether there is a gradient. Torch would specialise a graph with its own ops for this to which gradients
-// there are, anew for each call with others than the one before.
-void is_given(Stack& stack) {
-  const bool given = torch::jit::pop(stack).toTensor().defined();
-  torch::jit::push(stack, given);
-}
-
-// The gradient, or none.
-void given_if(Stack& stack) {
-  if (!torch::jit::pop(stack).toBool()) {
-    stack.back() = at::Tensor();
-  }
-}
-
 // The batch itself. While training, one with a single value a channel is an error, as it is for what the
 // program had in this place: "builtins.ValueError", with the sizes where the message has "{}".
 void checked_batch(Stack& stack) {
@@ -251,11 +237,7 @@ void register_operators() {
            batch_norm_result, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
            "tsfuser::checked_batch(Tensor(a) batch, bool training, str message, str error) -> Tensor(a)",
-           checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::is_given(Tensor gradient) -> bool", is_given,
-                            c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::given_if(Tensor(a) gradient, bool given) -> Tensor(a)", given_if,
-                            c10::AliasAnalysisKind::FROM_SCHEMA)});
+           checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA)});
   static const torch::jit::RegisterOperators layouts(
       {torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
                             c10::AliasAnalysisKind::FROM_SCHEMA),

@@ -109,10 +109,10 @@ Node* outermost(const Node* node) {
 }
 
 // Whether all up to the node, which torch has passed by and which stays in the graph, may run twice: in the
-// first call it does.
+// first call it does. A dropout may, as it can be told to drop nothing.
 bool may_repeat(Graph& graph, const Node* last) {
   for (const Node* node : graph.nodes()) {
-    if (!is_pure(node)) {
+    if (!is_pure(node) && node->kind() != c10::aten::dropout) {
       return false;
     }
     if (node == last) {
@@ -211,6 +211,13 @@ void become_call(Graph& graph, const Node* first, Node* call) {
   call->output()->setType(graph.outputs()[0]->type());
   graph.return_node()->replaceInput(0, call->output());
   const std::vector<Node*> nodes(graph.nodes().begin(), graph.nodes().end());
+  for (Node* node : nodes) {
+    if (node->kind() == c10::aten::dropout) {
+      constexpr size_t train = 2;
+      const torch::jit::WithInsertPoint before(node);
+      node->replaceInput(train, graph.insertConstant(false));
+    }
+  }
   for (auto old = nodes.rbegin(); *old != call; ++old) {
     (*old)->destroy();
   }

@@ -34,7 +34,7 @@ ALLOWED = {
     "csrc_stubs/call/store.cpp": ("store", "the op that it defines"),
     "csrc_stubs/call/roundings.cpp": ("rounded unrounded", "the ops that it defines"),
     "csrc_stubs/call/seeded_dropout.cpp": ("seeded_dropout", "the op that it defines"),
-    "csrc_stubs/call/place_gradients.cpp": ("nll_loss_backward gather_backward", "the ops that it defines"),
+    "csrc_stubs/call/loss_gradient.cpp": ("nll_loss_backward", "the op that it defines"),
     "csrc_stubs/group/step_list_build.cpp": ("all", "here it is over a list of bools of the host"),
     "csrc_stubs/interpreter/number_ops.cpp": ("view_as_dtype", "an op that it defines"),
     "tsfuser/graph/copied_reshapes.py": (
@@ -74,18 +74,14 @@ ALLOWED = {
         "torch's marks of autocast, which become casts",
     ),
     "tsfuser/joint/example_types.py": (
-        "_log_softmax_backward_data _softmax_backward_data batch_norm cat dropout layer_norm "
-        "native_batch_norm native_batch_norm_backward native_dropout native_layer_norm "
+        "_log_softmax_backward_data _softmax_backward_data batch_norm batch_norm_backward cat dropout "
+        "layer_norm native_batch_norm native_batch_norm_backward native_dropout native_layer_norm "
         "native_layer_norm_backward",
         "ops whose results it describes itself: torch's meta kernels for them import torch._dynamo",
     ),
     "tsfuser/joint/norms.py": (
-        "native_layer_norm native_batch_norm to",
+        "native_layer_norm batch_norm to",
         "the norms that it writes out, and the nodes that it makes",
-    ),
-    "tsfuser/joint/packing.py": (
-        "__or__ zeros_like",
-        "here it is on bools of the host; and what stands for a missing gradient",
     ),
     "tsfuser/joint/reverse.py": ("to type_as _grad_sum_to_size", "the nodes that it makes"),
     "tsfuser/joint/terms.py": (

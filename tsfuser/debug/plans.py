@@ -2,7 +2,7 @@
 
 In: the debug state of a function or an executor. Out: its plans, and those of what stands for it where its
 branches are settled (csrc_stubs/torchscript/settled_branches.h): there a plan is a single node, which runs
-other functions.
+other functions. The same where joint graphs differentiate it (joint_program.h).
 Example:
 
     for plan in plans_of(scripted.get_debug_state()):
@@ -23,5 +23,5 @@ def plans_of(state: Any) -> Iterator[Any]:
         settled = _C.settled_states(plan.graph)
         if settled is None:
             yield plan
-        for inner in settled or ():
+        for inner in [*(settled or ()), *_C.joint_states(plan.code)]:
             yield from plans_of(inner)

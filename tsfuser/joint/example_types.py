@@ -164,6 +164,12 @@ def _of_channels(input: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(input), statistics, statistics
 
 
+def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, *given: Any) -> tuple[Any, ...]:
+    """The same, a reserve, and which implementation it is."""
+    reserve = input.new_empty([0], dtype=torch.uint8)
+    return *_of_channels(input, weight, bias, *given), reserve, 0
+
+
 def _channel_gradients(grad: torch.Tensor, input: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
     of_weight = input.new_empty([input.shape[1]])
     return torch.empty_like(input), of_weight, of_weight
@@ -195,7 +201,9 @@ _OWN: dict[str, Callable[..., Any]] = {
     ),
     "aten::batch_norm": lambda *given: _of_channels(*given)[0],
     "aten::native_batch_norm": _of_channels,
+    "tsfuser::batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _channel_gradients,
+    "tsfuser::batch_norm_backward": lambda _, input, grad, *given: _channel_gradients(grad, input),
     "aten::native_layer_norm_backward": _gradients,
 }
 

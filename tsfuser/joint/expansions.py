@@ -84,10 +84,11 @@ def group_norm(input, num_groups, weight, bias, eps):
 
 
 @expansion("aten::batch_norm")
-def batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
+def batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     if (input.facts.rank or 0) < 2:
         return None
-    return input.native_batch_norm(weight, bias, running_mean, running_var, training, momentum, eps)[0]
+    given = (weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
+    return input.writer("tsfuser::batch_norm", input, *given)[0]
 
 
 @expansion("aten::dropout")

@@ -33,7 +33,7 @@ def write_norms(graph: Graph) -> list[tuple[Value, Value]]:
 
 
 def _written(node: Node, behind: Node, writer: Writer) -> Iterator[tuple[Value, Value]]:
-    found, (result, *statistics) = schema(node), outputs(node)
+    found, (result, *statistics) = schema(node), outputs(node)[:3]
     if found is None or not all(_is_for_gradient(v) for v in statistics):
         return
     writer.place, writer.lines = behind, node
@@ -79,5 +79,5 @@ def _scaled(value: Term, weight: Term | None, bias: Term | None) -> Term:
 #: Norms with two statistics, and what their results are.
 _NORMS: dict[str, Callable[..., Term | None]] = {
     "aten::native_layer_norm": _layer_norm,
-    "aten::native_batch_norm": _batch_norm,
+    "tsfuser::batch_norm": _batch_norm,
 }

@@ -7,22 +7,20 @@ torch's operator runs:
       %y = prim::DifferentiableGraph[Subgraph=..., ReverseSubgraph=...](%x, %w)
       return (%y)
 
-torch's executor dissolves such a node: the graph has to be run as it is. The backward has two ways:
+torch's executor dissolves such a node: the graph has to be run as it is. ReverseSubgraph is the backward that
+the cut has made. Where gradients are on in the backward, another one runs instead, the node's attribute
+`again`: eager's formulas, of what the forward saves. Autograd records what it does, so the gradient has a
+gradient itself. That comes in part through saved values, which are further results with gradients, as in
+torch's own differentiable graphs; where there is such a gradient, `again` runs, too.
 
-    %again = aten::is_grad_enabled() or some saved value has a gradient
-    %grad_x, %grad_w = prim::If(%again)
-      block0():  eager's formulas, of what the forward saves; saved values are further results with gradients
-      block1():  what the cut has made
-
-Where gradients are on in the backward, autograd records what block0 does, so the gradient has a gradient
-itself. That comes in part through saved values, as in torch's own differentiable graphs.
+Both get zeros for a gradient that is missing while others are there (csrc_stubs/torchscript/direct.cpp).
+`leading` and `leading_again` say which gradients there are none of then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
 
 import torch
 
@@ -30,9 +28,7 @@ from ..errors import Refusal
 from ..graph.effects import PURE, draws, effect, secretly_written
 from ..graph.wrapper import (
     CONSTANT,
-    Block,
     Graph,
-    Node,
     Value,
     facts,
     graph_inputs,
@@ -44,19 +40,18 @@ from ..graph.wrapper import (
 )
 from .behind import leave_behind
 from .divide import Copy, Cut, part
+from .example_types import note_types
 from .expansions import expand
 from .passes import divide
 from .reverse import reverse
 from .roles import Roles
 from .rules import RULES, second
 from .rules.products import STATISTICS
-from .terms import DTYPE_NUMBERS, Term, Writer
+from .terms import DTYPE_NUMBERS
 
 PACKED = "prim::DifferentiableGraph"
 #: Of the first input of the graphs inside, which are not packed once more.
 _NAME = "joint_input"
-_GIVEN, _GIVEN_IF, _SIZE = "tsfuser::is_given", "tsfuser::given_if", "aten::size"
-_BOOL, _INTS = torch._C.BoolType.get(), torch._C.ListType(torch._C.IntType.get())
 
 
 def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False) -> Graph:
@@ -69,33 +64,13 @@ def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False) -> Gra
     joint = reverse(graph, wanted)
     if not joint.asked or not joint.differentiated:
         raise Refusal("no result has a gradient that an input wants")
-    parts, again = _again(_with_sizes(divide(joint, keep_inputs)), wanted)
-    packed = _packed(parts, again, _backward(parts, again))
+    parts, again = _again(divide(joint, keep_inputs), wanted)
+    packed = _packed(parts, again)
     behind.write(packed)
     if len(graph_outputs(packed)) != 1:
         packed.makeMultiOutputIntoTuple()
     torch._C._jit_pass_erase_shape_information(packed)
     return packed
-
-
-def _with_sizes(parts: Cut) -> Cut:
-    """The same, where the forward also saves the sizes of results, whose gradients may be missing."""
-    made, saved = graph_outputs(parts.forward), list(parts.saved_outputs)
-    for i in parts.asked:
-        node = parts.forward.create(_SIZE, [made[i]], 1).insertBefore(parts.forward.return_node())
-        node.output().setType(_INTS)
-        saved.append(parts.forward.registerOutput(node.output()))
-        parts.backward.addInput().setType(_INTS)
-    return replace(parts, saved_outputs=tuple(saved))
-
-
-def _sizes_of(parts: Cut) -> dict[int, int]:
-    """By the numbers of results, those of the outputs that are their sizes."""
-    made = graph_outputs(parts.forward)
-    results = {made[i].unique(): i for i in parts.asked}
-    queries = [(j, made[j].node()) for j in parts.saved_outputs if made[j].node().kind() == _SIZE]
-    whole = [(j, node.inputsAt(0).unique()) for j, node in queries if node.inputsSize() == 1]
-    return {results[of]: j for j, of in whole if of in results}
 
 
 # ---- the backward of the backward
@@ -110,6 +85,8 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
     if joint.differentiated != parts.differentiated:
         raise Refusal("an input has second derivatives only")
     expand(joint.graph, second.FORMS)
+    note_types(joint.graph)  # as before the cut, which has saved one of equal values
+    torch._C._jit_pass_cse(joint.graph)
     if without := [node.kind() for node in nodes_in(joint.graph) if node.kind() in second.WITHOUT]:
         raise Refusal(f"{without[0]} has no derivative")
     roles = Roles(joint)
@@ -158,113 +135,59 @@ def _moves(value: Value) -> bool:
 # ---- the graphs
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What the backward gets: gradients of the forward's outputs by their numbers, saved values in order, and
-    the sizes of results by their numbers."""
-
-    gradients: dict[int, Value]
-    saved: list[Value]
-    outputs: dict[int, Value]
-    sizes: dict[int, Value]
-
-
-def _backward(parts: Cut, again: Cut) -> Graph:
-    """Both ways in one graph, which returns a tuple."""
+def _backward(way: Cut, parts: Cut, again: Cut) -> Graph:
+    """The backward of one of both ways, which gets gradients of all results that either asks for, and returns
+    a tuple."""
     graph, made = Graph(), graph_outputs(parts.forward)
     gradients = {i: _input(graph, made[i]) for i in again.asked}
     saved = [_input(graph, graph_inputs(parts.forward)[i]) for i in parts.saved_inputs]
-    kept = [_input(graph, made[i]) for i in parts.saved_outputs]
-    places = dict(zip(parts.saved_outputs, kept))
-    sizes = {i: places[number] for i, number in _sizes_of(parts).items()}
-    given = _Given(gradients, saved + kept, places, sizes)
-    end = graph.return_node()
-    on = _flag(graph, end, "aten::is_grad_enabled", [])
-    for moving in (gradients[i] for i in again.asked if i not in parts.asked):
-        on = _flag(graph, end, "aten::__or__", [on, _flag(graph, end, _GIVEN, [moving])])
-    choice = graph.create("prim::If", [on], len(parts.differentiated)).insertBefore(end)
-    for way in (again, parts):
-        _write_way(graph, choice.addBlock(), way, given, made)
-    results = outputs(choice)
-    packed = graph.create("prim::TupleConstruct", results, 1).insertBefore(end)
+    saved += [_input(graph, made[i]) for i in parts.saved_outputs]
+    arguments = [*(gradients[i] for i in way.asked), *saved]
+    known = {v.unique(): a for v, a in zip(graph_inputs(way.backward), arguments, strict=True)}
+    copy = Copy(graph, graph.return_node(), known)
+    for node in nodes_in(way.backward):
+        if node.kind() != CONSTANT:
+            copy.add(node)
+    results = [copy.of(value) for value in graph_outputs(way.backward)]
+    packed = graph.create("prim::TupleConstruct", results, 1).insertBefore(graph.return_node())
     packed.output().setType(torch._C.TupleType([v.type() for v in results]))
     graph.registerOutput(packed.output())
     return graph
 
 
-def _write_way(graph: Graph, block: Block, way: Cut, given: _Given, made: list[Value]) -> None:
-    """Writes a backward into a block. Several gradients: some may be missing, not all."""
-    end, gradients = block.returnNode(), given.gradients
-    if len(gradients) > 1:
-        gradients = {i: _or_zeros(graph, end, given, i, made[i]) for i in way.asked}
-    arguments = [*(gradients[i] for i in way.asked), *given.saved]
-    known = {v.unique(): a for v, a in zip(graph_inputs(way.backward), arguments, strict=True)}
-    copy = Copy(graph, end, known)
-    for node in nodes_in(way.backward):
-        if node.kind() != CONSTANT:
-            copy.add(node)
-    for value, leading in zip(graph_outputs(way.backward), _leading(way)):
-        gradient = copy.of(value)
-        if len(leading) < len(way.asked):
-            there = [_flag(graph, end, _GIVEN, [given.gradients[i]]) for i in leading]
-            some = reduce(lambda a, b: _flag(graph, end, "aten::__or__", [a, b]), there)
-            before, gradient = (
-                gradient,
-                graph.create(_GIVEN_IF, [gradient, some], 1).insertBefore(end).output(),
-            )
-            gradient.setType(before.type())
-        block.registerOutput(gradient)
-
-
-def _leading(way: Cut) -> list[list[int]]:
-    """For each gradient of a backward the results whose gradients it depends on: without all of these there
-    is none."""
+def _leading(way: Cut, again: Cut) -> list[int]:
+    """For each gradient that a backward gives: of how many of the gradients that it gets it is made, and of
+    which, by their places. Without all of these there is none."""
     values = graph_inputs(way.backward)
-    known = {v.unique(): frozenset((i,)) for i, v in zip(way.asked, values)}
+    places = {number: place for place, number in enumerate(again.asked)}
+    known = {v.unique(): frozenset((places[i],)) for i, v in zip(way.asked, values)}
     for node in nodes_in(way.backward):
         found = frozenset().union(*(known.get(v.unique(), ()) for v in inputs(node)))
         known.update((v.unique(), found) for v in outputs(node))
-    return [sorted(known.get(v.unique(), way.asked)) for v in graph_outputs(way.backward)]
+    flat: list[int] = []
+    for value in graph_outputs(way.backward):
+        leading = sorted(known.get(value.unique(), ()))
+        flat += [len(leading), *leading]
+    return flat
 
 
-def _or_zeros(graph: Graph, place: Node, given: _Given, number: int, result: Value) -> Value:
-    """The gradient of an output of the forward; zeros if there is none."""
-    is_there = _flag(graph, place, _GIVEN, [given.gradients[number]])
-    choice = graph.create("prim::If", [is_there], 1).insertBefore(place)
-    choice.output().setType(result.type())
-    choice.addBlock().registerOutput(given.gradients[number])
-    missing, writer = choice.addBlock(), Writer(graph)
-    writer.place = missing.returnNode()
-    if number in given.sizes:
-        dtype, device, _ = facts(result.type())
-        if dtype is None or device is None:
-            raise Refusal("a result has no known dtype")
-        zeros = writer(
-            "aten::zeros",
-            Term(writer, given.sizes[number]),
-            dtype=DTYPE_NUMBERS[dtype],
-            device=torch.device(device),
-        )
-    else:
-        zeros = writer("aten::zeros_like", Term(writer, given.outputs[number]))
-    missing.registerOutput(zeros.value)
-    return choice.output()
-
-
-def _packed(parts: Cut, again: Cut, backward: Graph) -> Graph:
+def _packed(parts: Cut, again: Cut) -> Graph:
     graph, made = Graph(), graph_outputs(parts.forward)[: parts.results]
+    backward, other = (_backward(way, parts, again) for way in (parts, again))
     given = [_input(graph, v) for v in graph_inputs(parts.forward)]
     node = graph.create(PACKED, given, parts.results).insertBefore(graph.return_node())
     for value, result in zip(outputs(node), made):
         value.setType(result.type())
         graph.registerOutput(value)
-    for inner in (parts.forward, backward):
+    for inner in (parts.forward, backward, other):
         torch._C._jit_pass_erase_shape_information(inner)
-    for inner in (parts.forward, backward):
         graph_inputs(inner)[0].setDebugName(_NAME)
     node.i_("joint", 1)
     node.g_("Subgraph", parts.forward)
     node.g_("ReverseSubgraph", backward)
+    node.g_("again", other)
+    node.is_("leading", _leading(parts, again))
+    node.is_("leading_again", _leading(again, again))
     node.i_("f_real_outputs", parts.results)
     node.is_("df_input_vjps", list(again.asked))
     node.is_("df_input_captured_inputs", list(parts.saved_inputs))
@@ -277,9 +200,3 @@ def _input(graph: Graph, like: Value) -> Value:
     argument = graph.addInput()
     argument.setType(like.type())
     return argument
-
-
-def _flag(graph: Graph, place: Node, kind: str, operands: list[Value]) -> Value:
-    made = graph.create(kind, operands, 1).insertBefore(place).output()
-    made.setType(_BOOL)
-    return made

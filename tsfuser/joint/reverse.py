@@ -76,7 +76,7 @@ def reverse(graph: Graph, wanted: Sequence[bool], asked: Collection[int] | None 
     active = {v.unique() for v, wants in zip(values, wanted) if wants and _may_have_gradient(v)}
     nodes = nodes_in(graph)
     for node in nodes:
-        if any(v.unique() in active for v in inputs(node)):
+        if any(v.unique() in active for v in _sources(node)):
             active.update(v.unique() for v in _differentiable(node) if _may_have_gradient(v))
     moving = [i for i, v in enumerate(results) if v.unique() in active]
     asked = tuple(moving if asked is None else (i for i in moving if i in asked))
@@ -95,6 +95,14 @@ def reverse(graph: Graph, wanted: Sequence[bool], asked: Collection[int] | None 
             differentiated.append(i)
     torch._C._jit_pass_dce(graph)
     return Joint(graph, len(results), asked, tuple(differentiated))
+
+
+def _sources(node: Node) -> list[Value]:
+    """The operands that a gradient goes to: not the tensor of which an op asks the sizes or the dtype."""
+    rule, its_schema = RULES.get(node.kind()), schema(node)
+    if rule is None or its_schema is None:
+        return inputs(node)
+    return [v for name, v in zip(its_schema.arguments, inputs(node)) if name in rule.of]
 
 
 def _differentiable(node: Node) -> list[Value]:
@@ -176,7 +184,11 @@ def _differentiate(node: Node, gradients: _Gradients) -> None:
     writer = gradients.writer
     writer.lines = node
     arguments = dict(zip(its_schema.arguments, inputs(node)))
-    shares = rule.write(**_arguments(rule, writer, arguments, made, given, lists))
+    found = _arguments(rule, writer, arguments, made, given, lists)
+    if "wants" in rule.takes:
+        operands = {name: arguments[name] for name in rule.of if name in arguments}
+        found["wants"] = {name for name, v in operands.items() if v.unique() in gradients.active}
+    shares = rule.write(**found)
     dtype = _only_dtype(node, given)
     for name, share in zip(rule.of, shares if isinstance(shares, tuple) else (shares,)):
         value = arguments.get(name)

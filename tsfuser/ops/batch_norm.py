@@ -7,6 +7,8 @@ In training they come from the batch, and running statistics, where there are an
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import UINT8
@@ -168,14 +170,17 @@ def native_batch_norm_no_training(b: Builder, input, weight, bias, running_mean,
     return _forward(b, input, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
-@composite(
-    "aten::_batch_norm_impl_index",
+_WITH_IMPLEMENTATION: dict[str, Any] = dict(
     dtypes=FLOATING,
     dtype_rule="first",
     sizes=("first", "own", "own", "own", "own"),
     writes=_IN_TRAINING,
     slow_on_gpu=WITHOUT_CUDNN,
 )
+
+
+@composite("aten::_batch_norm_impl_index", **_WITH_IMPLEMENTATION)
+@composite("tsfuser::batch_norm", **_WITH_IMPLEMENTATION, without_gradient=(1, 2, 3, 4))
 def batch_norm_impl_index(
     b: Builder,
     input,

@@ -7,6 +7,8 @@ derivative of a relu after the norm asks of the norm's operands.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import HALF, DType
@@ -99,13 +101,16 @@ def native_batch_norm_backward(
     return _backward(b, grad_out, input, weight, mean, rstd, train, output_mask, saved)
 
 
-@composite(
-    "aten::_batch_norm_impl_index_backward",
+_OF_IMPLEMENTATION: dict[str, Any] = dict(
     dtypes=FLOATING,
     sizes=("input", "weight", "weight"),
     slow_on_gpu=WITHOUT_CUDNN,
     ignored=("reservedSpace",),
 )
+
+
+@composite("aten::_batch_norm_impl_index_backward", **_OF_IMPLEMENTATION)
+@composite("tsfuser::batch_norm_backward", **_OF_IMPLEMENTATION)
 def batch_norm_impl_index_backward(
     b: Builder,
     impl_index: int,

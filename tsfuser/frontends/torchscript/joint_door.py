@@ -36,6 +36,7 @@ from ...joint.autocast import check_casts
 from ...joint.example_types import note_types
 from ...joint.packing import pack
 from ...joint.regions import outline
+from ...joint.rules.table import Unknown
 from ...planning import failures
 
 _CHUNK = "prim::ConstantChunk"
@@ -46,15 +47,20 @@ def regions(graph: Graph) -> Graph | None:
     return _guarded("joint_regions", graph, lambda: _regions(graph))
 
 
-def joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph | None:
-    """The packed graph. `graph` is changed. `numbers`: what its inputs are in the call, None for tensors."""
+def joint_graph(
+    graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]
+) -> Graph | tuple[int, ...] | None:
+    """The packed graph. `graph` is changed. `numbers`: what its inputs are in the call, None for tensors.
+    A tuple: the inputs that have to be constants, for there to be a packed graph."""
     return _guarded("joint_graph", graph, lambda: _joint_graph(graph, wanted, numbers))
 
 
-def _guarded(name: str, graph: Graph, make: Callable[[], Graph | None]) -> Graph | None:
+def _guarded(name: str, graph: Graph, make: Callable[[], Graph | None]) -> Graph | tuple[int, ...] | None:
     try:
         with no_collection():
             return make()
+    except Unknown as unknown:
+        return unknown.numbers
     except Refusal as refusal:
         log.write("partition", f"training is left to torch's autodiff: {refusal}", "")
     except Exception as error:
@@ -73,6 +79,7 @@ def _regions(graph: Graph) -> Graph | None:
 
 
 def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
+    torch._C._jit_pass_constant_propagation(graph)
     _check_dtypes(graph)
     check_casts(graph)
     functionalize(graph)
@@ -85,10 +92,11 @@ def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -
 
 def _check_dtypes(graph: Graph) -> None:
     """Types of results must not depend on numbers, which other calls have others of."""
-    for use in (use for value in graph_inputs(graph) if not is_tensor(value) for use in value.uses()):
-        found = schema(use.user)
-        if found is not None and found.arguments[use.offset] == "dtype":
-            raise Refusal("a dtype is computed elsewhere")
+    for value in (value for value in graph_inputs(graph) if not is_tensor(value)):
+        for use in value.uses():
+            found = schema(use.user)
+            if found is not None and found.arguments[use.offset] == "dtype":
+                raise Unknown("a dtype is computed elsewhere", (value.offset(),))
 
 
 def _write_chunk(graph: Graph, node: Node) -> None:

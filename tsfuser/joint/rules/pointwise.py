@@ -263,8 +263,10 @@ def _as_tensor(value, grad):
 
 @broadcasting("aten::atan2", of="self other")
 def atan2(grad, self, other):
-    inverse = (self * self + other * other).reciprocal()
-    return grad * (other * inverse), grad * (-self * inverse)
+    """0 where both are so small that their squares are 0."""
+    square = self * self + other * other
+    inverse = square.reciprocal().masked_fill(square == 0, 0)
+    return grad * other * inverse, grad * -self * inverse
 
 
 @broadcasting("aten::copysign", of="self other")

@@ -10,14 +10,21 @@ def _turned(matrix):
     return matrix.transpose(-2, -1)
 
 
-@rule("aten::mm", of="self mat2")
-def mm(grad, self, mat2):
-    return grad.mm(_turned(mat2)), _turned(self).mm(grad)
+def _of_both(grad, self, other, wants, sizes=(None, None)):
+    """The gradients of the operands of a product, each in the layout of its operand where both are saved
+    (csrc_stubs/torchscript/matmul_gradients.cpp)."""
+    likes = (self, other) if len(wants) == 2 else (None, None)
+    by_self = (grad, other, sizes[0], likes[0], False)
+    by_other = (self, grad, sizes[1], likes[1], False)
+    return (
+        grad.writer("tsfuser::matmul_backward_self", *by_self) if "self" in wants else None,
+        grad.writer("tsfuser::matmul_backward_other", *by_other) if wants != {"self"} else None,
+    )
 
 
-@rule("aten::bmm", of="self mat2")
-def bmm(grad, self, mat2):
-    return grad.bmm(_turned(mat2)), _turned(self).bmm(grad)
+@rule("aten::mm", "aten::bmm", of="self mat2")
+def mm(grad, self, mat2, wants):
+    return _of_both(grad, self, mat2, wants)
 
 
 @rule("aten::mv", of="self vec")
@@ -46,25 +53,9 @@ def baddbmm(grad, batch1, batch2, beta, alpha):
 
 
 @rule("aten::matmul", of="self other", broadcasts=True)
-def matmul(grad, self, other):
-    """Vectors are matrices of one row or column."""
-    mine, its = self.facts.rank, other.facts.rank
-    if mine == its == 1:
-        return grad * other, grad * self
-    if mine == 1:
-        rows = grad.unsqueeze(-2)
-        return rows.matmul(_turned(other)).squeeze(-2), self.unsqueeze(-1).matmul(rows)
-    if its == 1:
-        columns = grad.unsqueeze(-1)
-        return columns.matmul(other.unsqueeze(0)), _turned(self).matmul(columns).squeeze(-1)
-    return grad.matmul(_turned(other)), _turned(self).matmul(grad)
-
-
-def _rows(value, rank):
-    """A matrix of them."""
-    if rank is None or rank > 2:
-        return value.flatten(0, -2)
-    return value if rank == 2 else value.unsqueeze(0)
+def matmul(grad, self, other, wants):
+    """Of any number of dims."""
+    return _of_both(grad, self, other, wants, (self.sizes, other.sizes))
 
 
 @rule("aten::linear", of="input weight bias")
@@ -74,8 +65,9 @@ def linear(grad, input, weight, bias):
         rows = grad.unsqueeze(-1)
         by_weight = grad.writer("aten::_grad_sum_to_size", rows * input, weight.sizes)
         return rows * weight, by_weight, grad.sum()
-    rows, columns = _rows(grad, input.facts.rank), _rows(input, input.facts.rank)
-    return grad.matmul(weight), _turned(rows).mm(columns), rows.sum([0])
+    rows, columns = (grad.writer("tsfuser::rows", value) for value in (grad, input))
+    by_bias = bias and grad.writer("aten::_grad_sum_to_size", grad, bias.sizes)
+    return grad.matmul(weight), _turned(rows).mm(columns), by_bias
 
 
 # ---- convolutions and poolings
@@ -145,7 +137,9 @@ def max_pool(grad, self, results, kernel_size, stride, padding, dilation, ceil_m
 
 
 #: Kinds whose further results have no gradient of their own: their derivatives take care of them.
-STATISTICS = frozenset(("aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm"))
+STATISTICS = frozenset(
+    ("aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "tsfuser::batch_norm")
+)
 
 
 def _no_statistics(grads):
@@ -182,6 +176,16 @@ def native_batch_norm(grad, input, weight, bias, running_mean, running_var, trai
     return grad.native_batch_norm_backward(
         input, weight, running_mean, running_var, results[1], results[2], training, eps, asked
     )
+
+
+@rule("tsfuser::batch_norm", of="input weight bias")
+def batch_norm(grad, input, weight, bias, running_mean, running_var, training, eps, results):
+    """As that of native_batch_norm, of the implementation that the forward has taken."""
+    if structural(training, "training") and weight is not None:
+        running_mean = running_var = None
+    given = (input, grad, weight, running_mean, running_var, results[1], results[2], training, eps)
+    asked = [True, *_asked(weight, bias)]
+    return grad.writer("tsfuser::batch_norm_backward", results[4], *given, asked, results[3])
 
 
 @rule("aten::native_dropout_backward", of="grad_output")

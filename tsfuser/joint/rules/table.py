@@ -2,8 +2,9 @@
 
 In: an operator kind. Out: its `Rule`: a function that writes the gradients of the op's operands. It gets its
 arguments by name: `grad` (that of the result; `grads`: a tuple for several results, None for those that have
-none), `result` (`results`), and the op's arguments by their names in the schema: Terms, Python values for
-constants, lists of Terms for lists of tensors. It returns the gradient of the first tensor operand, or a
+none), `result` (`results`), `wants` (the names of the operands that want a gradient), and the op's arguments
+by their names in the schema: Terms, Python values for constants, lists of Terms for lists of tensors. It
+returns the gradient of the first tensor operand, or a
 tuple, one for each tensor operand (a list for a list of tensors); None for none. Example:
 
     @broadcasting("aten::mul")
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import Refusal
-from ...graph.wrapper import LIST, Value, constant_of, inputs, is_constant
+from ...graph.effects import PURE, effect
+from ...graph.wrapper import LIST, Value, constant_of, inputs, is_constant, is_tensor
 from ..terms import Term, Writer
 
 
@@ -61,11 +63,40 @@ def broadcasting(*kinds: str, of: str) -> Callable[[Callable], Callable]:
     return rule(*kinds, of=of, broadcasts=True)
 
 
+class Unknown(Refusal):
+    """A derivative has to know what these inputs of the graph are, which are numbers, or lists of them."""
+
+    def __init__(self, reason: str, numbers: tuple[int, ...]):
+        super().__init__(reason)
+        self.numbers = numbers
+
+
 def structural(value: Any, what: str) -> Any:
-    """`value`, which a rule has to know. Raises Refusal where the program computes it."""
-    if isinstance(value, Term):
-        raise Refusal(f"{what} is not a constant, which its derivative needs")
-    return value
+    """`value`, which a rule has to know. Raises Refusal where the program computes it; Unknown where that
+    follows from inputs alone."""
+    if not isinstance(value, Term):
+        return value
+    reason = f"{what} is not a constant, which its derivative needs"
+    given = leading_numbers(value.value)
+    if given is None:
+        raise Refusal(reason)
+    raise Unknown(reason, given)
+
+
+def leading_numbers(value: Value) -> tuple[int, ...] | None:
+    """Which inputs of the graph a number, or a list, is computed of; None where tensors lead to it."""
+    found, waiting = set[int](), [value]
+    while waiting:
+        value = waiting.pop()
+        if is_tensor(value):
+            return None
+        if value.node().kind() == "prim::Param":
+            found.add(value.offset())
+        elif effect(value.node()) == PURE:
+            waiting += inputs(value.node())
+        else:
+            return None
+    return tuple(sorted(found))
 
 
 def known_rank(value: Term) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...graph.wrapper import LIST, inputs
+from ..terms import Term
 from .table import known_rank, rule, structural
 
 
@@ -166,11 +168,17 @@ def index_select(grad, self, dim, index):
 
 @rule("aten::gather")
 def gather(grad, self, dim, index):
-    return grad.writer("tsfuser::gather_backward", grad, self.sizes, dim, index)
+    return grad.new_zeros(self.sizes).scatter_add(dim, index, grad)
 
 
 @rule("aten::index")
 def index(grad, self, indices):
+    """A group may compute that of one tensor of places."""
+    node = indices.value.node()
+    if node.kind() == LIST and node.inputsSize() == 1:
+        (places,) = (Term(grad.writer, v) for v in inputs(node))
+        if places.facts.dtype in ("int64", "int32"):
+            return grad.writer("tsfuser::index_backward", grad, self.sizes, places)
     return grad.new_zeros(self.sizes).index_put(indices, grad, True)
 
 

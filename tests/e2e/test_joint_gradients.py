@@ -1,0 +1,187 @@
+"""Gradients of joint graphs at special values and operands: as eager's (`tsfuser.joint`)."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tsfuser
+from kit.support import fresh, groups, script
+from tsfuser import _C
+from tsfuser.joint.packing import PACKED
+
+pytestmark = pytest.mark.graphs
+
+CALLS = 5
+
+
+@pytest.fixture(autouse=True)
+def joint_graphs():
+    before = _C.use_joint_functions(True)
+    yield
+    _C.use_joint_functions(before)
+
+
+def is_packed(scripted, *given):
+    graph = scripted.graph_for(*given)
+    return any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
+
+
+def leaves(*sizes, device="cpu", dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    made = (torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes)
+    return [t.to(device, dtype).requires_grad_() for t in made]
+
+
+def assert_as_eager(scripted, eager, given, *numbers):
+    """Result and gradients, in several calls."""
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            result = scripted(*given, *numbers)
+            found = torch.autograd.grad(result.sum(), given, allow_unused=True)
+    expected = eager(*given, *numbers)
+    torch.testing.assert_close(result, expected, equal_nan=True)
+    wanted = torch.autograd.grad(expected.sum(), given, allow_unused=True)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+def test_where_activations_are_nan(device):
+    """On the CPU eager's derivatives of some are 0 or NaN there, on CUDA they hand the gradient on."""
+
+    def activations(x: Tensor):
+        one = torch.stack([F.hardtanh(x), F.relu6(x), F.hardshrink(x), F.softshrink(x), F.hardswish(x)])
+        other = torch.stack([F.celu(x), F.selu(x), F.leaky_relu(x), F.elu(x), F.silu(x)])
+        return (one + other) * 2.0
+
+    x = torch.tensor([float("nan"), 0.5], device=device).repeat(64).requires_grad_()
+    scripted = fresh(activations)
+    assert_as_eager(scripted, activations, [x])
+    assert is_packed(scripted, x)
+
+
+def test_an_angle_of_small_numbers(device):
+    def angle(y: Tensor, x: Tensor):
+        return torch.atan2(y, x) * 2.0
+
+    y, x = (
+        torch.tensor(v, device=device, requires_grad=True) for v in ([0.0, 1e-30, 2.0], [1e-30, 0.0, 1.0])
+    )
+    assert_as_eager(fresh(angle), angle, [y, x])
+
+
+def test_a_tensor_asked_for_its_sizes_gets_no_gradient():
+    """Nor does the result require one for it."""
+
+    def cast(a: Tensor, b: Tensor, c: Tensor):
+        p = (a * b).type_as(c)
+        return p.sin(), (a * 2.0).expand_as(c).cos()
+
+    scripted = fresh(cast)
+    a, b, c = leaves((4,), (4,), (3, 4))
+    with tsfuser.fuser():
+        for asked in CALLS * [(False, False, True), (True, False, True)]:
+            given = [t.detach().requires_grad_(asks) for t, asks in zip((a, b, c), asked)]
+            results, expected = scripted(*given), cast(*given)
+            assert [r.requires_grad for r in results] == [e.requires_grad for e in expected]
+
+
+def test_a_gradient_that_is_undefined():
+    def scaled(x: Tensor, w: Tensor):
+        return torch.softmax(x * w, -1) * 2.0
+
+    scripted, given = fresh(scaled), leaves((2, 3), (3,))
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            scripted(*given).sum().backward()
+        assert is_packed(scripted, *given)
+        assert torch.autograd.gradcheck(scripted, given, check_undefined_grad=True)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_batch_norm_of_a_part_without_elements(device, weighted):
+    """Torch has no statistics of it, and no gradient where there is no weight."""
+    weight = "w" if weighted else "None"
+    source = f"""
+def f(x, w):
+    n = torch.nn.functional.batch_norm(x[:, :, 4:].sigmoid(), None, None, {weight}, training=True)
+    return torch.cat([torch.tanh(n) * 2.0, (x * w[:, None]).sin()], 2)
+"""
+    exec(source, {"torch": torch}, eager := {})
+    scripted = script(source)
+    for sizes in ((2, 3, 7), (2, 3, 4), (3, 3, 4)):
+        assert_as_eager(scripted, eager["f"], leaves(sizes, (3,), device=device))
+
+
+def test_dims_that_are_arguments():
+    """Each choice of them has a packed graph."""
+
+    def means(x: Tensor, y: Tensor, dims: list[int], keepdim: bool):
+        return ((x * y).mean(dims, keepdim) * 2.0).sin()
+
+    scripted, given = fresh(means), leaves((3, 4, 5), (4, 5))
+    for dims, keepdim in ([0], True), ([0, 2], False), ([-1], True), ([0], True):
+        assert_as_eager(scripted, means, given, dims, keepdim)
+        assert is_packed(scripted, *given, dims, keepdim)
+
+
+def test_more_choices_than_are_packed():
+    """The others are right, too."""
+
+    def shifted(x: Tensor, shift: int):
+        return (x * 2.0).roll(shift, 0).sin() * x
+
+    scripted, (x,) = fresh(shifted), leaves((40,))
+    with tsfuser.fuser():
+        for shift in range(40):
+            (found,) = torch.autograd.grad(scripted(x, shift).sum(), x)
+            torch.testing.assert_close(found, torch.autograd.grad(shifted(x, shift).sum(), x)[0])
+
+
+def test_a_quotient_of_which_the_forward_saves_the_result():
+    def root(x: Tensor, w: Tensor):
+        return (x / w * 2.0).sqrt()
+
+    scripted, given = fresh(root), leaves((3, 4), (4,))
+    assert_as_eager(scripted, root, given)
+    assert is_packed(scripted, *given)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 0.5])
+def test_a_program_that_begins_with_a_dropout(device, p):
+    def dropped(x: Tensor, p: float):
+        return F.dropout(x, p, training=True) * x * 2.0
+
+    scripted, (x,) = fresh(dropped), leaves((64,), device=device, dtype=torch.float32)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            result = scripted(x, p)
+            (found,) = torch.autograd.grad(result.sum(), x)
+    assert is_packed(scripted, x, p)
+    kept = result != 0
+    assert {0.0: kept.all(), 1.0: not kept.any(), 0.5: 8 < kept.sum() < 56}[p]
+    torch.testing.assert_close(found, kept * 4.0 * x.detach() / max(1 - p, 0.1))
+
+
+def test_its_draws_are_those_of_one_dropout():
+    """A graph that is replaced while torch looks at it runs nothing twice."""
+
+    def dropped(x: Tensor):
+        return F.dropout(x, 0.5, training=True) * 2.0
+
+    scripted, (x,) = fresh(dropped), leaves((64,))
+    with tsfuser.fuser():
+        torch.manual_seed(5)
+        found = scripted(x).detach()
+        torch.manual_seed(5)
+        torch.testing.assert_close(found, dropped(x).detach())
+
+
+def test_tools_see_what_runs_without_gradients():
+    def scaled(x: Tensor):
+        return (x * 2.0).sin() + 1.0
+
+    scripted, (x,) = fresh(scaled), leaves((5,))
+    with tsfuser.fuser(), torch.no_grad():
+        for _ in range(CALLS):
+            scripted(x)
+    assert len(groups(scripted)) == 1
