@@ -26,7 +26,7 @@ const cuda::Driver& driver() {
     if (!library) {
       throw LaunchError(std::string("the CUDA driver does not open: ") + dlerror());
     }
-    cuda::Driver d;
+    cuda::Driver d{};
     resolve(library, "cuLaunchKernel", d.launch_kernel);
     cuda::Result (*version)(int*) = nullptr;
     resolve(library, "cuDriverGetVersion", version);
@@ -208,7 +208,8 @@ DuringCapture::DuringCapture(bool cuda) {
   }
 }
 
-DuringCapture::~DuringCapture() {
+// The constructor has opened the driver, which cannot fail any more.
+DuringCapture::~DuringCapture() {  // NOLINT(bugprone-exception-escape)
   if (exchanged_) {
     driver().exchange_capture_mode(&mode_);
   }
