@@ -9,6 +9,8 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include <utility>
+
 namespace tsfuser {
 namespace {
 
@@ -17,7 +19,7 @@ at::Tensor nll_loss_backward(const at::Tensor& gradient, c10::SymIntArrayRef siz
                              c10::SymInt ignore_index, const at::Tensor& total_weight) {
   const at::Tensor unread = at::empty_symint(sizes, gradient.options());
   const auto backward = sizes.size() == 4 ? at::nll_loss2d_backward_symint : at::nll_loss_backward_symint;
-  return backward(gradient, unread, target, weight, reduction, ignore_index, total_weight);
+  return backward(gradient, unread, target, weight, reduction, std::move(ignore_index), total_weight);
 }
 
 at::Tensor gather_backward(const at::Tensor& gradient, c10::SymIntArrayRef sizes, int64_t dim,
