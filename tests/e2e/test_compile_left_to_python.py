@@ -220,7 +220,11 @@ BOOLS = {
         mask.fill_(True),
     ),
     "bounds": lambda x, i, mask: (x.clamp(False, True), i.clamp_min(True)),
-    "factors": lambda x, i, mask: (torch.addcmul(x, x, x, value=True), torch.add(i, i, alpha=True + 1)),
+    "factors": lambda x, i, mask: (
+        torch.addcmul(x, x, x, value=True),
+        torch.add(mask, i > 1, alpha=True),
+        mask.index_add(0, i.clamp(0, 3), i > 0, alpha=True),
+    ),
     "lists": lambda x, i, mask: (torch._foreach_add([x, x], True), torch._foreach_maximum([x, i], True)),
 }
 

@@ -23,7 +23,7 @@ _AS_INTS = {
     for name in ("add", "mul", "bitwise_and", "bitwise_or", "bitwise_xor")
     for overload in ("Tensor", "Scalar")
 }
-#: Eager rejects a bool, but not while it is traced; nor an `alpha`.
+#: Eager rejects a bool, but not while it is traced. So it does for an `alpha`, unless the result is of bools.
 _REJECTING = {aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar}
 
 
@@ -33,7 +33,8 @@ def without_bools(node: fx.Node) -> bool:
     if not isinstance(op, torch._ops.OpOverload) or not isinstance(result, torch.Tensor) or op in _REJECTING:
         return False
     given: dict[Any, Any] = {**dict(enumerate(node.args)), **node.kwargs}
-    bools = {place: x for place, x in given.items() if type(x) is bool and _may_be_number(op, place)}
+    rejected = () if result.dtype == torch.bool else ("alpha",)
+    bools = {p: x for p, x in given.items() if type(x) is bool and _may_be_number(op, p, rejected)}
     if not bools:
         return False
     _give(node, {place: int(x) for place, x in bools.items()})
@@ -49,13 +50,13 @@ def without_bools(node: fx.Node) -> bool:
     return True
 
 
-def _may_be_number(op: torch._ops.OpOverload, place: int | str) -> bool:
+def _may_be_number(op: torch._ops.OpOverload, place: int | str, rejected: tuple[str, ...]) -> bool:
     """Whether the argument, of this position or name, is a tensor or a number, and no flag."""
     argument = next(a for k, a in enumerate(op._schema.arguments) if place in (k, a.name))
     type_ = argument.type
     if type_.kind() == "OptionalType":
         type_ = type_.getElementType()
-    return type_.kind() in ("NumberType", "TensorType") and argument.name != "alpha"
+    return type_.kind() in ("NumberType", "TensorType") and argument.name not in rejected
 
 
 def _give(node: fx.Node, arguments: dict[Any, Any]) -> None:
