@@ -208,8 +208,7 @@ DuringCapture::DuringCapture(bool cuda) {
   }
 }
 
-// The constructor has opened the driver, which cannot fail any more.
-DuringCapture::~DuringCapture() {  // NOLINT(bugprone-exception-escape)
+DuringCapture::~DuringCapture() {
   if (exchanged_) {
     driver().exchange_capture_mode(&mode_);
   }
