@@ -11,6 +11,7 @@
 namespace tsfuser {
 namespace {
 
+using torch::jit::AliasDb;
 using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;

@@ -126,7 +126,7 @@ class DirectBackward : public torch::autograd::Node {
       return variable_list(graph_->differentiated_.size());
     }
     const bool again = graph_->is_joint_ && graph_->runs_again(gradients);
-    const Missing missing = graph_->is_joint_ ? zeros_for_missing(gradients) : Missing();
+    const Missing missing = graph_->is_joint_ ? zeros_for_missing(gradients, again) : Missing();
     Stack stack;
     stack.reserve(gradients.size() + places_.size() + 16);
     for (at::Tensor& gradient : gradients) {
@@ -166,10 +166,12 @@ class DirectBackward : public torch::autograd::Node {
  private:
   using Missing = DirectGraph::Missing;
 
-  // Which gradients are missing; empty if none is. They become zeros.
-  Missing zeros_for_missing(variable_list& gradients) {
+  // Which gradients are missing; empty if none is. They become zeros. Those of saved values are read in
+  // second derivatives only.
+  Missing zeros_for_missing(variable_list& gradients, bool again) {
     Missing missing;
-    for (size_t i = 0; i < gradients.size(); ++i) {
+    const size_t read = again ? gradients.size() : graph_->result_gradients_;
+    for (size_t i = 0; i < read; ++i) {
       if (!gradients[i].defined() && graph_->gradients_[i] >= 0) {
         missing.resize(gradients.size(), false);
         missing[i] = true;

@@ -98,7 +98,6 @@ examples/libtorch/README
 
 docs/architecture
 CONTRIBUTING
-docs/roadmap
 tests/README
 CHANGELOG
 ```

@@ -185,3 +185,40 @@ def test_tools_see_what_runs_without_gradients():
         for _ in range(CALLS):
             scripted(x)
     assert len(groups(scripted)) == 1
+
+
+def test_a_join_of_chunks(device):
+    """Of which one gets no gradient. The sizes of all are known, so that no gradient is left out."""
+
+    def joined(x: Tensor, w: Tensor):
+        y = torch.sigmoid(x * w)
+        _, b = y.chunk(2, -1)
+        return torch.cat([b, y], 0) * 2.0
+
+    scripted, given = fresh(joined), leaves((6,), (6,), device=device)
+    assert_as_eager(scripted, joined, given)
+    assert is_packed(scripted, *given)
+
+
+def test_a_convolution_of_one_image(device):
+    def image(x: Tensor, w: Tensor, b: Tensor):
+        return F.conv2d(torch.tanh(x), w, b).sin() * 2.0
+
+    scripted, given = fresh(image), leaves((3, 6, 5), (4, 3, 3, 3), (4,), device=device)
+    assert_as_eager(scripted, image, given)
+    assert is_packed(scripted, *given)
+
+
+def test_a_result_that_eager_saves_must_not_be_written_to():
+    def two(x: Tensor, w: Tensor):
+        y = torch.exp(torch.tanh(x) * w)
+        return y, y * w + x
+
+    scripted, given = fresh(two), leaves((4, 8), (8,))
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            first, second = scripted(*given)
+            first.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                second.sum().backward()
+        assert is_packed(scripted, *given)

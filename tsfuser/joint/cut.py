@@ -19,7 +19,8 @@ again:
   what the backward's products read, nor what is compared with a saved value (graph/compared.py).
 - Inputs and results, and what shares memory with them, are saved only where a derivative reads them, as eager
   does: the program may write to them otherwise. `keep_inputs` says that it does not write to inputs.
-- What eager saves of inputs and results counts for nothing: it is in memory anyway.
+- What eager saves of inputs and results counts for nothing: it is in memory anyway. Such results are not
+  computed again, so that an error tells the program that has written to them, as in eager.
 - Of equal cuts, that is taken which saves what the forward stores anyway, then that which saves later values,
   so that less is computed again.
 """
@@ -74,8 +75,11 @@ class _Values:
     def __init__(self, roles: Roles, keep_inputs: bool):
         self.roles = roles
         seen = roles.results if keep_inputs else [*roles.given, *roles.results]
+        saved_by_eager = roles.read_directly()
         #: Roots of values that the program may write to, and that eager does not save.
-        self.exposed = {root for v in seen for root in roles.roots(v)} - roles.read_directly()
+        self.exposed = {root for v in seen for root in roles.roots(v)} - saved_by_eager
+        #: Results that eager saves: a write to one is an error, as in eager.
+        self.kept = {v.unique() for v in roles.results} & saved_by_eager
         self.compared = roles.compared()
         self.returned = {v.unique() for v in roles.results}
         self.stored, self.stored_again = self._stored()
@@ -158,7 +162,7 @@ class _Values:
     def _may_be_computed_again(self, node: Node) -> bool:
         if self.roles.is_free(node):
             return True
-        if effect(node) != PURE or any(v.unique() in self.compared for v in outputs(node)):
+        if effect(node) != PURE or any(v.unique() in self.compared | self.kept for v in outputs(node)):
             return False
         found = row_of(node)
         if found is None or not (is_elementwise(found[0]) or found[0].family in _ALSO):

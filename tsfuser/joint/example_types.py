@@ -33,6 +33,7 @@ from ..graph.wrapper import (
     facts,
     graph_inputs,
     inputs,
+    is_plain_list,
     is_tensor,
     nodes_in,
     outputs,
@@ -212,7 +213,9 @@ def _device(node: Node) -> str | None:
     """That of the results; items of a list have that of the operands of what made the list."""
     if node.kind() == _UNPACK and node.inputsAt(0).node().kind() != LIST:
         node = node.inputsAt(0).node()
-    return common_device(node, Knowledge())
+    lists = [v.node() for v in inputs(node) if v.node().kind() == LIST and not is_plain_list(v)]
+    found = {common_device(each, Knowledge()) for each in lists or [node]}
+    return found.pop() if len(found) == 1 else None
 
 
 def _is_number(given: list[Any]) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from ..graph.wrapper import Graph, Node, inputs, nodes_of, refine, schema
 from .autocast import FULL, REDUCED, cast_to
-from .rules.table import argument, structural
+from .rules.table import argument, known_rank, structural
 from .terms import DTYPE_NUMBERS, Term, Writer
 
 EXPANSIONS: dict[str, Callable] = {}  # registry: by operator kind
@@ -78,7 +78,7 @@ def group_norm(input, num_groups, weight, bias, eps):
     """Of N images with C channels of HxW pixels each."""
     batch, channels = input.size(0), input.size(1)
     pixels = 1
-    for dim in range(2, input.facts.rank):
+    for dim in range(2, known_rank(input)):
         pixels = input.size(dim) * pixels if pixels != 1 else input.size(dim)
     return input.contiguous().native_group_norm(weight, bias, batch, channels, pixels, num_groups, eps)[0]
 
@@ -168,9 +168,9 @@ def adaptive_avg_pool1d(self, output_size):
 @expansion("aten::prelu")
 def prelu(self, weight):
     """A weight of several elements is one for each channel, dim 1."""
-    rank = self.facts.rank
-    if weight.facts.rank == 0 or rank is None or rank < 2:
-        return self._prelu_kernel(weight.reshape([1] * (rank or 0)))
+    rank = known_rank(self)
+    if known_rank(weight) == 0 or rank < 2:
+        return self._prelu_kernel(weight.reshape([1] * rank))
     return self._prelu_kernel(weight.reshape([1, -1] + [1] * (rank - 2)))
 
 
@@ -200,7 +200,7 @@ def pad(self, pad, mode, value):
 @expansion("aten::tile")
 def tile(self, dims):
     dims = structural(dims, "the repeats")
-    return self.repeat([1] * (self.facts.rank - len(dims)) + dims)
+    return self.repeat([1] * (known_rank(self) - len(dims)) + dims)
 
 
 @expansion("aten::take_along_dim")
@@ -219,7 +219,7 @@ def instance_norm(input, weight, bias, running_mean, running_var, use_input_stat
     if running_mean is not None or running_var is not None or use_input_stats is not True:
         return None
     batch, channels, pixels = input.size(0), input.size(1), 1
-    for dim in range(2, input.facts.rank):
+    for dim in range(2, known_rank(input)):
         pixels = input.size(dim) * pixels if pixels != 1 else input.size(dim)
     return input.contiguous().native_group_norm(weight, bias, batch, channels, pixels, channels, eps)[0]
 

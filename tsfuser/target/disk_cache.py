@@ -220,12 +220,11 @@ class DiskCache:
         return True
 
     def _entries(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
-        """Files and folders with their state, without those that other processes delete meanwhile, and links
-        that lead nowhere."""
+        """Files and folders with their state, without those that other processes delete meanwhile."""
         for path in self.directory.glob(pattern):
             try:
                 yield path, path.stat()
-            except OSError:
+            except FileNotFoundError:
                 continue
 
     def _open(self) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import Refusal
-from .table import rule, structural
+from .table import known_rank, rule, structural
 
 
 def _turned(matrix):
@@ -61,7 +61,7 @@ def matmul(grad, self, other, wants):
 @rule("aten::linear", of="input weight bias")
 def linear(grad, input, weight, bias):
     """Rows of any number of dims are those of one matrix."""
-    if weight.facts.rank == 1:
+    if known_rank(weight) == 1:
         rows = grad.unsqueeze(-1)
         by_weight = grad.writer("aten::_grad_sum_to_size", rows * input, weight.sizes)
         return rows * weight, by_weight, grad.sum()
@@ -74,12 +74,16 @@ def linear(grad, input, weight, bias):
 
 
 def _convolution(grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """torch's derivative takes batches only."""
     sizes = None if bias is None else [weight.size(1) * groups if transposed else weight.size(0)]
-    return grad.writer(
+    is_batch = known_rank(input) == known_rank(weight)
+    grad, input = (grad, input) if is_batch else (grad.unsqueeze(0), input.unsqueeze(0))
+    by_input, *others = grad.writer(
         "aten::convolution_backward",
         *(grad, input, weight, sizes, stride, padding, dilation, transposed, output_padding, groups),
         [True, True, bias is not None],
     )
+    return (by_input if is_batch else by_input.squeeze(0), *others)
 
 
 @rule("aten::convolution", "aten::_convolution", of="input weight bias")
@@ -220,7 +224,7 @@ def _upsampling(kind):
         scales_h=None,
         scales_w=None,
     ):
-        given, dims = input if self is None else self, (result.facts.rank or 0) - 2
+        given, dims = input if self is None else self, known_rank(result) - 2
         sizes = [given.size(d) for d in range(2 + dims)]
         corners = [] if align_corners is None else [align_corners]
         own = {1: [scales], 2: [scales_h, scales_w], 3: [scales_d, scales_h, scales_w]}[dims]

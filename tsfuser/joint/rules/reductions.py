@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 
-from .table import rule, structural
-
-
-def _all_dims(self):
-    rank = self.facts.rank
-    return [] if rank is None else list(range(rank))
+from .table import known_rank, rule, structural
 
 
 def _dims(self, dim):
     """The dims as ascending numbers; all for none."""
     dim = structural(dim, "the dims of a reduction")
-    rank = self.facts.rank
+    rank = known_rank(self)
     if dim is None or dim == []:
-        return _all_dims(self)
+        return list(range(rank))
     chosen = dim if isinstance(dim, list) else [dim]
     return sorted(d % rank if rank else 0 for d in chosen) if rank else []
 

@@ -39,8 +39,8 @@ def swapdims(grad, dim0, dim1):
 
 
 @rule("aten::t", "aten::numpy_T", "aten::mT")
-def t(grad):
-    return grad if grad.facts.rank is not None and grad.facts.rank < 2 else grad.transpose(-2, -1)
+def t(grad, self):
+    return grad if known_rank(self) < 2 else grad.transpose(-2, -1)
 
 
 @rule("aten::permute")
@@ -106,7 +106,7 @@ def roll(grad, shifts, dims):
 def repeat(grad, self, repeats):
     """Each dim becomes two, of which the first, that of the copies, is summed."""
     repeats = structural(repeats, "the repeats")
-    added = len(repeats) - self.facts.rank
+    added = len(repeats) - known_rank(self)
     sizes, summed = list(repeats[:added]), list(range(added))
     for d, times in enumerate(repeats[added:]):
         summed.append(len(sizes))
@@ -118,11 +118,11 @@ def repeat(grad, self, repeats):
 
 
 @rule("aten::cat", "aten::concat", of="tensors")
-def cat(grad, tensors, dim):
+def cat(grad, tensors, dim, result):
     """A tensor of sizes [0] joins those of any rank, for old programs."""
     start, shares = 0, []
     for tensor in tensors:
-        if tensor.facts.rank == 1 and grad.facts.rank != 1:
+        if known_rank(tensor) == 1 and known_rank(result) != 1:
             shares.append(grad.new_zeros(tensor.sizes))
             continue
         length = tensor.size(dim)
@@ -168,7 +168,7 @@ def index_select(grad, self, dim, index):
 
 @rule("aten::gather")
 def gather(grad, self, dim, index):
-    return grad.writer("tsfuser::gather_backward", grad, self.sizes, dim, index)
+    return grad.new_zeros(self.sizes).scatter_add(dim, index, grad)
 
 
 @rule("aten::index")
