@@ -144,8 +144,17 @@ def torch_tag() -> str:
     return "+torch" + ".".join(torch.__version__.split(".")[:2])
 
 
+def description() -> dict[str, str]:
+    """README.md as an index of packages shows it: its links and pictures lead to the project's address."""
+    [home] = re.findall(r'^Homepage = "(.*)"', Path("pyproject.toml").read_text(), re.M)
+    text = Path("README.md").read_text()
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:|#)", rf"\1{home}/raw/main/", text)
+    text = re.sub(r"((?<!!)\[[^]]*\]\()(?!https?:|#)", rf"\1{home}/blob/main/", text)
+    return {"long_description": text, "long_description_content_type": "text/markdown"}
+
+
 check_setuptools()
 if "sdist" in sys.argv:  # it is for every torch
-    setup(version=version())
+    setup(**description(), version=version())
 else:
-    setup(**extension_build(), version=version(torch_tag()))
+    setup(**description(), **extension_build(), version=version(torch_tag()))

@@ -8,6 +8,7 @@ the tests marked `each_value`, and raises the number of random programs and of s
 import contextlib
 import gc
 import importlib.util
+import itertools
 import os
 import sys
 import tempfile
@@ -47,7 +48,8 @@ def pytest_configure(config):
         "markers",
         "each_value(*pairs): of the combinations of its parameters run as few as have each value of each "
         "parameter, and of each of the pairs of parameters, on each target; with --long all. Without this "
-        "mark it is so on cpu-fibers, where cpu has all",
+        "mark it is so on cpu-fibers, where cpu has more, and elsewhere of three parameters or more all "
+        "pairs have each value",
     )
     config.addinivalue_line(
         "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
@@ -107,13 +109,19 @@ def _deselect_long_sweeps(config, items):
     for item in items:
         if "long" in item.keywords:
             left.add(item)
-        elif "each_value" in item.keywords or (
-            _target(item) == "cpu-fibers" and (item.path, item.originalname) in on_cpu
-        ):
+        elif hasattr(item, "callspec"):
             key = item.path, item.originalname, _target(item)
             combinations.setdefault(key, []).append(item)
-    for cases in combinations.values():
-        left.update(set(cases).difference(_with_each_value(cases)))
+    for (*test, target), cases in combinations.items():
+        mark, parameters = (
+            cases[0].get_closest_marker("each_value"),
+            cases[0].callspec.params.keys() - {"target"},
+        )
+        if mark or (target == "cpu-fibers" and tuple(test) in on_cpu):
+            left.update(set(cases).difference(_with_each_value(cases, mark.args if mark else ())))
+        elif len(parameters) > 2:
+            pairs = [*itertools.combinations(sorted(parameters), 2)]
+            left.update(set(cases).difference(_with_each_value(cases, pairs)))
     _deselect(left, config, items)
 
 
@@ -137,10 +145,8 @@ def _deselect(left, config, items):
     items[:] = [item for item in items if item not in left]
 
 
-def _with_each_value(items):
-    """As few of the items, all of one test, as have each value of each of its parameters."""
-    mark = items[0].get_closest_marker("each_value")
-    pairs = mark.args if mark else ()
+def _with_each_value(items, pairs):
+    """As few of the items, all of one test, as have each value of each of its parameters and of the pairs."""
     values = {}
     for item in items:
         # combinations share the values of a parameter, which need be neither equal nor hashable

@@ -1,4 +1,4 @@
-"""tsfuser: nvFuser's TorchScript fusion, for today's PyTorch.
+"""A fusing compiler for PyTorch that never compiles for a new shape.
 
 `import tsfuser` hooks into TorchScript and makes nvFuser's switches work again; it changes no program by
 itself. Example:

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     """Of all commands."""
     made = argparse.ArgumentParser(
         prog=_called(),
-        description="tsfuser, a fusing compiler for PyTorch, from the command line.",
+        description="A fusing compiler for PyTorch that never compiles for a new shape.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,3 +1,3 @@
 """The version of this package; the only place that states it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -26,7 +26,7 @@ const cuda::Driver& driver() {
     if (!library) {
       throw LaunchError(std::string("the CUDA driver does not open: ") + dlerror());
     }
-    cuda::Driver d;
+    cuda::Driver d{};
     resolve(library, "cuLaunchKernel", d.launch_kernel);
     cuda::Result (*version)(int*) = nullptr;
     resolve(library, "cuDriverGetVersion", version);

@@ -63,7 +63,7 @@ struct Launch {
   bool overlaps = false;  // may be set up while the kernel before it runs: it waits for that one by itself
   void* function = nullptr;  // CUfunction, or the address of a host kernel
   std::string name;
-  int32_t grid, block_x, block_y, shared, grain;  // positions in the values
+  int32_t grid = 0, block_x = 0, block_y = 0, shared = 0, grain = 0;  // positions in the values
   size_t args_bytes = 0;
   std::vector<Slot> integers;  // filled when a call is prepared
   std::vector<Slot> slots;     // filled at each call

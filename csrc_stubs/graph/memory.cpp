@@ -11,7 +11,6 @@
 namespace tsfuser {
 namespace {
 
-using torch::jit::AliasDb;
 using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;

@@ -66,9 +66,9 @@ class Memory {
   // A value that shares memory unknown to torch. The ends that may be one tensor are in one set: `set` is
   // the place of another one of the set, or its own.
   struct End {
-    torch::jit::Value* value;
-    const torch::jit::Node* loop;  // whose result it is, or null
-    size_t set;
+    torch::jit::Value* value = nullptr;
+    const torch::jit::Node* loop = nullptr;  // whose result it is, or null
+    size_t set = 0;
     bool written = false;  // of the first of a set: whether something writes to any of the set
   };
 

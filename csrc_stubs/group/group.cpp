@@ -168,10 +168,10 @@ const PreparedCall* Group::ready_call(const Arguments& arguments, at::ArrayRef<c
   return call;
 }
 
-void Group::run_after_failure(std::shared_ptr<const Plan> plan, const std::string& reason,
+void Group::run_after_failure(const std::shared_ptr<const Plan>& plan, const std::string& reason,
                               torch::jit::Stack& stack) {
   plan->mark_failed(reason);
-  run_refused(std::move(plan), stack);
+  run_refused(plan, stack);
 }
 
 Group::Call Group::find_class(const Arguments& arguments) {
@@ -362,7 +362,7 @@ void Group::run_beyond_limits(torch::jit::Stack& stack) {
   }
 }
 
-void Group::run_refused(std::shared_ptr<const Plan> plan, torch::jit::Stack& stack) {
+void Group::run_refused(const std::shared_ptr<const Plan>& plan, torch::jit::Stack& stack) {
   const std::string reason = plan->refusal.empty() ? plan->failure() : plan->refusal;
   run_unfused(stack, reason);
   if (C10_UNLIKELY(plan->unreported.load(std::memory_order_relaxed))) {

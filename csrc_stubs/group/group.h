@@ -67,7 +67,7 @@ class Group {
   // launched; else null.
   const PreparedCall* ready_call(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
   // The launch of such a call has failed: its nodes are run, as in `interpret`.
-  void run_after_failure(std::shared_ptr<const Plan> plan, const std::string& reason,
+  void run_after_failure(const std::shared_ptr<const Plan>& plan, const std::string& reason,
                          torch::jit::Stack& stack);
   // Runs the nodes one by one, as they stand in the subgraph.
   void interpret(torch::jit::Stack& stack);
@@ -106,7 +106,7 @@ class Group {
   void run_unfused(torch::jit::Stack& stack, const std::string& reason, const char* kind = nullptr,
                    const std::string& detail = "");
   // The call of a plan that is refused, or has failed.
-  void run_refused(std::shared_ptr<const Plan> plan, torch::jit::Stack& stack);
+  void run_refused(const std::shared_ptr<const Plan>& plan, torch::jit::Stack& stack);
   void run_interrupted(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);
   const torch::jit::Code& unfused_code();

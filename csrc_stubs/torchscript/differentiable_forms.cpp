@@ -135,7 +135,7 @@ bool has_such_tensor(const Block* block, const at::Tensor& like) {
 }
 
 // A tensor constant for the number, placed before `node`; null where that could be mistaken for another.
-Value* tensor_of(at::Scalar number, Node* node) {
+Value* tensor_of(const at::Scalar& number, Node* node) {
   Graph& graph = *node->owningGraph();
   at::Tensor tensor = at::scalar_to_tensor(number);
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);

@@ -151,7 +151,7 @@ std::vector<Value*> joined_by(Node* node) {
 // How the sizes of a value follow from those of others.
 struct Origin {
   enum How { kUnknown, kBase, kSame, kBroadcast, kJoined, kChunk, kRule } how = kUnknown;
-  std::vector<Value*> tensors = {};
+  std::vector<Value*> tensors;
 };
 
 bool is_of_groups(c10::Symbol kind) {
@@ -298,6 +298,7 @@ class EarlySizes {
   Value* computed_sizes(Value* value) {
     const Origin origin = origin_of(value);
     std::vector<Value*> sizes;
+    sizes.reserve(origin.tensors.size());
     for (Value* tensor : origin.tensors) {
       sizes.push_back(sizes_of(tensor));
     }
@@ -311,7 +312,7 @@ class EarlySizes {
     }
   }
 
-  Value* broadcast(std::vector<Value*> sizes) {
+  Value* broadcast(const std::vector<Value*>& sizes) {
     std::vector<Value*> distinct;
     for (Value* each : sizes) {
       if (std::find(distinct.begin(), distinct.end(), each) == distinct.end()) {

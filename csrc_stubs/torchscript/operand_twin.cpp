@@ -59,7 +59,7 @@ struct NormNumbers {
   std::optional<double> eps;
   bool cudnn = true, own_statistics = true;
   double momentum = 0;
-  Norm norm;
+  Norm norm = kGroupNorm;
 };
 
 // The operand, the weight (or the index) and the bias; the latter may be undefined.

@@ -24,7 +24,7 @@ namespace tsfuser {
 class OwnedFunction : public torch::jit::Function {
  public:
   using Run = c10::function_ref<void(const torch::jit::Code&)>;
-  OwnedFunction(std::string name, size_t inputs) : name_(std::move(name)), inputs_(inputs) {}
+  OwnedFunction(const std::string& name, size_t inputs) : name_(name), inputs_(inputs) {}
 
   bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, Run run) override = 0;
   using Function::call;

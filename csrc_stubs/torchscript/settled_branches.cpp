@@ -368,6 +368,7 @@ void SettledBranches::after_fork() {
 std::vector<SettledFunction> SettledBranches::functions() const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
   std::vector<SettledFunction> found;
+  found.reserve(specialised_.size() + 2);
   for (const auto& [choice, function] : specialised_) {
     found.push_back({function.get(), choice.training});
   }

@@ -115,7 +115,7 @@ class SettledBranches final : public torch::jit::Function {
   bool describe(at::ArrayRef<c10::IValue> arguments, Words& words) const;
   torch::jit::GraphFunction* known(const Words& words) const;
   void make_known(const Words& words, Choice choice);
-  MadeFunction without_branches(const Branches& taken) const;
+  MadeFunction without_branches(const Branches& branches) const;
   std::shared_ptr<torch::jit::Graph> noting_graph() const;
   MadeFunction function_of(std::shared_ptr<torch::jit::Graph> graph) const;
   void run_noting(torch::jit::Stack& stack, Run run);

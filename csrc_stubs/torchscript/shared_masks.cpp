@@ -86,10 +86,10 @@ void additive_mask(Stack& stack) {
 // What an attention is called with, but for its mask.
 struct Attention {
   Tensor query, key, value;
-  double dropout;
-  bool causal;
+  double dropout = 0;
+  bool causal = false;
   std::optional<double> scale;
-  bool grouped;
+  bool grouped = false;
 
   int64_t implementation(const Tensor& mask) const {
     return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, grouped);
@@ -122,7 +122,7 @@ double found_fill(const Attention& like, int64_t implementation) {
       const Tensor added = made_additive(mask, like.query, fill);
       if (attention.implementation(added) == implementation) {
         const Tensor found = attention.run(added);
-        const Tensor equal = (by_mask == found) | ((by_mask != by_mask) & (found != found));
+        const Tensor equal = (by_mask == found) | (by_mask.isnan() & found.isnan());
         if (equal.all().item<bool>()) {
           return fill;
         }

@@ -127,7 +127,7 @@ std::string backward_text(const Formula& formula, const c10::FunctionSchema& sch
   std::vector<std::string> types, names;
   for (const c10::Argument& argument : schema.arguments()) {
     const bool moves = formula.backward.find("%of_" + argument.name() + " ") != std::string::npos;
-    types.push_back(moves ? "Tensor" : "NoneType");
+    types.emplace_back(moves ? "Tensor" : "NoneType");
     names.push_back(moves ? "%of_" + argument.name() : "%nothing");
   }
   return "graph(%saved : " + saved_text(formula, false).first + ", %gradient : Tensor):\n  " +

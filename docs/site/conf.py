@@ -98,6 +98,7 @@ examples/libtorch/README
 
 docs/architecture
 CONTRIBUTING
+docs/roadmap
 tests/README
 CHANGELOG
 ```

@@ -27,10 +27,12 @@ from pathlib import Path
 import torch
 
 from .child import Child
-from .dashboard_models import MODELS
+from .dashboard_blocks import BLOCKS
+from .dashboard_models import MODELS as WHOLE
 from .report import shown
 from .timing import CUDA
 
+MODELS = {**WHOLE, **BLOCKS}
 COMPARED = ("eager", "compile", "tsfuser")
 MODES = ("training", "inference")
 PARTS = ("steady", "first", "filled", "sizes")
@@ -62,7 +64,7 @@ def measure(request: Request, path: Path) -> Iterator[dict]:
         if part in request.parts
         for mode in request.modes
         for model in request.models
-        if (model, mode, part) not in had and MODELS[model].installed()
+        if mode in MODELS[model].modes and (model, mode, part) not in had and MODELS[model].installed()
     ]
     with tempfile.TemporaryDirectory(prefix="tsfuser-dashboard-") as root:
         steady = [order for order in orders if order["part"] == "steady"]
@@ -185,7 +187,8 @@ def table(rows: list[dict], mode: str) -> str:
     """Of one mode, a line for each model: right or not; times eager's steps of inductor and tsfuser; kernel
     us of both; tsfuser's kernels, memory, first steps and new sizes over inductor's; geometric means last."""
     merged = _merged(rows, mode)
-    head = f"{mode:<12}{'right':>9}{'x eager':>14}{'kernel us':>18}" + "".join(
+    width = 2 + max([10, *map(len, merged)])
+    head = f"{mode:<{width}}{'right':>9}{'x eager':>14}{'kernel us':>18}" + "".join(
         f"{title:>9}" for title in RATIOS.values()
     )
     lines = [head]
@@ -195,10 +198,10 @@ def table(rows: list[dict], mode: str) -> str:
         faster = " / ".join(_shown(_ratio(eager, cell, "ms")) for cell in (other, ours))
         times = " / ".join(_shown(cell.get("kernel us"), 0) for cell in (other, ours))
         ratios = "".join(f"{_shown(_ratio(ours, other, column)):>9}" for column in RATIOS)
-        lines.append(f"{model:<12}{right:>9}{faster:>14}{times:>18}{ratios}")
+        lines.append(f"{model:<{width}}{right:>9}{faster:>14}{times:>18}{ratios}")
     means = {column: _mean(merged, column) for column in RATIOS}
     lines.append(
-        f"{'mean':<12}{'':>9}{_speed(merged):>14}{'':>18}"
+        f"{'mean':<{width}}{'':>9}{_speed(merged):>14}{'':>18}"
         + "".join(f"{_shown(mean):>9}" for mean in means.values())
     )
     return "\n".join(lines)

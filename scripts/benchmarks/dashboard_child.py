@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.child import tell, telling_errors
+from benchmarks.dashboard_blocks import BLOCKS
 from benchmarks.dashboard_models import MODELS
 from benchmarks.timing import CUDA, DEVICE, kernels, seconds
 
@@ -39,16 +40,16 @@ class Subject:
     """The model and its inputs on the device."""
 
     def __init__(self, order):
-        self.model, self.large = MODELS[order["model"]], order["large"]
+        self.model, self.large = {**MODELS, **BLOCKS}[order["model"]], order["large"]
         self.training = order["mode"] == "training"
         # TorchDynamo fills whole numbers of a module in as constants, so all peers get one module's
         self.module = self.model.module(self.large).to(DEVICE).train(self.training)
-        if not self.training and CUDA:
+        if not self.training and CUDA and not self.model.block:
             self.module = self.module.to(torch.bfloat16)
 
     def inputs(self, n, dtype):
         found = self.model.inputs(self.large, n)
-        if not self.training:  # no loss
+        if not self.training and not self.model.block:  # no loss
             found = {name: x for name, x in found.items() if name not in ("labels", "targets", "return_loss")}
         return {
             name: x.to(DEVICE, dtype if x.is_floating_point() else None) if torch.is_tensor(x) else x
@@ -60,18 +61,21 @@ class Subject:
         module = copy.deepcopy(self.module)
         return module, torch.compile(module, backend=BACKENDS[peer]) if peer in BACKENDS else module
 
-    def step(self, module, run, n=None, autocast=CUDA):
+    def step(self, module, run, n=None, autocast=CUDA, dtype=None):
         """A function that does a step of a batch of `n` and returns results and gradients."""
-        dtype = next(module.parameters()).dtype
+        if dtype is None and not self.model.block:
+            dtype = next(module.parameters()).dtype
         inputs = self.inputs(n or self.model.sizes[self.large], dtype)
-        return self.trained(run, module, inputs, autocast) if self.training else self.inferred(run, inputs)
+        if not self.training:
+            return self.inferred(run, inputs)
+        return (self.driven if self.model.block else self.trained)(run, module, inputs, autocast)
 
     def exact(self):
         """Results and gradients in float64; of a model that cannot run in it, in float32."""
-        for dtype in (torch.float64, torch.float32):
+        for dtype in (torch.float64, torch.float32) if self.model.exact else (None,):
             module = copy.deepcopy(self.module).to(dtype)
             try:
-                found = self.step(module, module, autocast=False)()
+                found = self.step(module, module, autocast=False, dtype=dtype)()
                 return [x.double() if x.is_floating_point() else x for x in found]
             except RuntimeError as error:
                 failure = error
@@ -89,6 +93,22 @@ class Subject:
                 loss = _loss(out, targets)
             loss.backward()
             return [loss.detach(), *(p.grad for p in parameters if p.grad is not None)]
+
+        return step
+
+    def driven(self, run, module, inputs, autocast):
+        """Of a block, whose results get random gradients."""
+        parameters, gradients = list(module.parameters()), []
+
+        def step():
+            for parameter in parameters:
+                parameter.grad = None
+            out = [x for x in _tensors(run(**inputs)) if x.requires_grad]
+            if not gradients:
+                generator = torch.Generator(DEVICE).manual_seed(1)
+                gradients.extend(torch.randn(x.shape, generator=generator, device=DEVICE) for x in out)
+            torch.autograd.backward(out, [g.to(x.dtype) for g, x in zip(gradients, out)])
+            return [*(x.detach() for x in out), *(p.grad for p in parameters)]
 
         return step
 
@@ -114,23 +134,28 @@ def _tensors(out):
     return [x for x in leaves if torch.is_tensor(x)]
 
 
-def _copied(found):
-    return [x.detach().cpu() for x in found]
+def _copied(found, kept=False):
+    """`kept`: on the device, as a block's results may be large; what has 8 bits is compared as float32."""
+    found = [x.float() if x.is_floating_point() and x.element_size() == 1 else x for x in found]
+    return [x.detach() if kept else x.detach().cpu() for x in found]
 
 
 def steady(order, wait):
     """Right or not; then, once `wait` returns, time of a step by the clock and of its kernels, and memory."""
     subject, peers = Subject(order), order["peers"]
-    exact = _copied(subject.exact())
-    plain = _copied(subject.step(*subject.compiled("eager"))())
+    kept = subject.model.block
+    exact = _copied(subject.exact(), kept)
+    plain = _copied(subject.step(*subject.compiled("eager"))(), kept)
     steps = {}
     for peer in peers:
         with telling_errors(peer=peer):
             step = subject.step(*subject.compiled(peer))
-            found = {k: _copied(step()) for k in range(1, JUDGED[-1] + 1)}
+            found = {k: _copied(step(), kept) for k in range(1, JUDGED[-1] + 1)}
             right = all(_same(found[k], plain, exact) for k in JUDGED)
             tell({"peer": peer, "right": "yes" if right or peer == "eager" else "no"})
             steps[peer] = step
+            del found
+    del exact, plain
     if CUDA:  # others compile meanwhile
         torch.cuda.empty_cache()
     tell({"ready": True})

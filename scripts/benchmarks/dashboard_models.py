@@ -26,12 +26,16 @@ from kit.compiled_models import DLRM
 @dataclass(frozen=True)
 class Model:
     """`make(large)`: the module. `example(large, n)`: keyword arguments of a batch of `n`, and `targets`, if
-    the module itself has no loss: classes, or numbers. `sizes`: the batch sizes, small and large."""
+    the module itself has no loss: classes, or numbers. `sizes`: the batch sizes, small and large. `block`: it
+    has its dtypes, and its results no loss. `exact`: float64 says what is right, else eager itself."""
 
     package: str
     make: Callable
     example: Callable
     sizes: tuple[int, int]
+    modes: tuple[str, ...] = ("training", "inference")
+    block: bool = False
+    exact: bool = True
 
     def installed(self) -> bool:
         return importlib.util.find_spec(self.package) is not None

@@ -1,6 +1,7 @@
 """How a program reaches tsfuser through torch.compile: where the backend is found, and what may be chosen."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def compiled(function, **choices):
 def test_choices_without_a_meaning_are_errors(choices, words):
     with pytest.raises(Exception, match=words):
         compiled(lambda x: x.exp() + 1, **choices)(torch.ones(2))
+
+
+def test_compiling_warns_of_nothing(device):
+    """torch warns of what a deepcopy of a graph does."""
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).to(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        torch.compile(module, backend="tsfuser")(torch.randn(3, 8, device=device)).sum().backward()
 
 
 def test_what_is_skipped_stays_out_of_groups():

@@ -99,3 +99,21 @@ def test_deterministic_algorithms_sort(device, added):
         assert "index_put" in str(tsfuser.explain(run, x, i, i))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_indices_that_a_decomposition_changes(dtype, device):
+    """torch's decomposition bounds them in the list that it is given, which it gets twice."""
+
+    def function(x, mask, i, j):
+        return torch.ops.aten._unsafe_masked_index(x * 2, mask, [i, j], -8) + 1
+
+    training = dtype.is_floating_point
+    x = torch.arange(20, device=device).view(4, 5).to(dtype).requires_grad_(training)
+    i, j = (torch.randint(0, n, size, device=device) for n, size in ((4, (7, 1)), (5, (1, 9))))
+    mask = torch.rand(7, 9, device=device) > 0.3
+    found = [f(x, mask, i, j) for f in (torch.compile(function, backend="tsfuser"), function)]
+    assert torch.equal(*found)
+    if training:
+        assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in found))
+    assert tsfuser.stats()["passes_failed"] == {}

@@ -208,6 +208,53 @@ def test_tensors_filled_with_a_bool(device):
     assert tsfuser.stats()["left_to_python"] == {}
 
 
+#: Of a float tensor, an int tensor and a mask.
+BOOLS = {
+    "compared": lambda x, i, mask: (mask == True, mask != False, x > True, i <= True),  # noqa: E712
+    "arithmetic of bools": lambda x, i, mask: (mask + True, True * mask, (mask | False) & True, mask ^ True),
+    "arithmetic of numbers": lambda x, i, mask: (x + True, i * True, i / True, True / (x * x + 1), i + True),
+    "chosen": lambda x, i, mask: (torch.where(mask, x, True), torch.where(mask, i > 1, True)),
+    "filled": lambda x, i, mask: (
+        x.masked_fill(mask, True),
+        mask.masked_fill(i > 1, False),
+        mask.fill_(True),
+    ),
+    "bounds": lambda x, i, mask: (x.clamp(False, True), i.clamp_min(True)),
+    "factors": lambda x, i, mask: (
+        torch.addcmul(x, x, x, value=True),
+        torch.add(mask, i > 1, alpha=True),
+        mask.index_add(0, i.clamp(0, 3), i > 0, alpha=True),
+    ),
+    "lists": lambda x, i, mask: (torch._foreach_add([x, x], True), torch._foreach_maximum([x, i], True)),
+}
+
+
+@pytest.mark.parametrize("name", BOOLS)
+def test_bools_beside_tensors(name, device):
+    function, flat = BOOLS[name], torch.utils._pytree.tree_leaves
+    x, i, mask = (torch.randn(30, device=device).mul(2).to(d) for d in (torch.float, torch.int, torch.bool))
+    mask[::3] = False
+    found, expected = (flat(f(x, i, mask.clone())) for f in (compiled(function), function))
+    for ours, plain in zip(found, expected):
+        assert_matches(ours, plain, ops=2)
+    assert tsfuser.stats()["left_to_python"] == {}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x - True, lambda x: True - x, lambda x: torch.add(x, x, alpha=True), lambda x: (x > 0) - True],
+    ids=["sub", "rsub", "alpha", "sub of bools"],
+)
+def test_bools_that_eager_rejects(function):
+    """But not while it traces the program."""
+    x = torch.randn(30)
+    with pytest.raises(RuntimeError) as eager:
+        function(x)
+    with pytest.raises(RuntimeError) as ours:
+        compiled(function)(x)
+    assert str(ours.value).partition("\n")[0] == str(eager.value).partition("\n")[0]
+
+
 @torch.library.custom_op("tsfuser_left::add_one_", mutates_args=("x",))
 def add_one_(x: torch.Tensor) -> None:
     x.add_(1)

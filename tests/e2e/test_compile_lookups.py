@@ -40,6 +40,9 @@ PROGRAMS = {
         lambda x, i, j: (x[i] - x[j]).square().sum(-1), [(9, 3), (9, (30,)), (9, (30,))]
     ),
     "a table of pairs": (lambda x, i, j: torch.tanh(x[i[:, None], j] * 2.0), [(9, 7), (9, (5,)), (7, (6,))]),
+    "one place of each row": (
+        lambda i, s: s.new_zeros(s.size(0), 33).scatter_add(1, i, s.exp()).cos(), [(33, (7, 1)), (7, 1)]
+    ),
     "experts": (lambda x, i, w: (x[i] * w[..., None]).sum(1), [(9, 16), (9, (6, 2)), (6, 2)]),
 }  # fmt: skip
 
@@ -88,7 +91,9 @@ def test_gradients(device, name):
 
 
 @pytest.mark.parametrize("target", ["cpu", "cpu-fibers"])
-@pytest.mark.parametrize("name", ["gather and weight", "messages of a graph", "embedding and norm"])
+@pytest.mark.parametrize(
+    "name", ["gather and weight", "messages of a graph", "embedding and norm", "one place of each row"]
+)
 def test_an_index_out_of_range_raises_what_eager_raises(device, target, name):
     function, sizes = PROGRAMS[name]
     inputs, run = made(sizes, device), torch.compile(function, backend="tsfuser")
@@ -102,3 +107,53 @@ def test_an_index_out_of_range_raises_what_eager_raises(device, target, name):
         with pytest.raises(type(expected.value)) as found:
             run(*inputs)
     assert str(found.value).startswith(str(expected.value))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "sizes, dim", [((7, 33), 1), ((5, 4, 9), 0), ((3, 1, 6), 1), ((4, 3, 5), -2), ((6,), 0)]
+)
+def test_the_gradient_of_a_gather_of_one_place_is_part_of_a_group(device, dtype, sizes, dim):
+    """torch has zeros and a scatter for it."""
+
+    def function(x, i):
+        return (x * 2).gather(dim, i) * 3
+
+    run = torch.compile(function, backend="tsfuser")
+    x = torch.randn(sizes).to(dtype).to(device).requires_grad_()
+    i = indices([1 if d == dim % x.dim() else n for d, n in enumerate(sizes)], sizes[dim], device)
+    eager, wanted = train(function, [x, i], calls=1)
+    with no_fallback():
+        train(run, [x, i], calls=1)
+        with counted() as rise:
+            found, own = train(run, [x, i], calls=1)
+    assert torch.equal(found, eager) and torch.equal(own[0], wanted[0])
+    assert own[0].stride() == wanted[0].stride() and rise["launches"] == 2
+
+
+@pytest.mark.parametrize("count, rows", [(2, 7), (1, 5), (0, 7)])
+def test_a_gradient_of_several_places_or_of_a_part_is_torchs(device, count, rows):
+    def function(x, i):
+        return (x * 2).gather(1, i) * 3
+
+    x, i = torch.randn(7, 33, device=device, requires_grad=True), indices((rows, count), 33, device)
+    _, wanted = train(function, [x, i], calls=1)
+    with no_fallback():
+        _, own = train(torch.compile(function, backend="tsfuser"), [x, i], calls=2)
+    torch.testing.assert_close(own[0], wanted[0])
+
+
+def test_a_loss_of_chosen_tokens_reads_the_logits_once_in_its_backward(device):
+    def function(x, i):
+        return torch.log_softmax(x.float(), -1).gather(-1, i.unsqueeze(-1)).squeeze(-1)
+
+    x = torch.randn(9, 130).bfloat16().to(device).requires_grad_()
+    i, run = indices((9,), 130, device), torch.compile(function, backend="tsfuser")
+    _, wanted = train(function, [x.detach().double().requires_grad_(), i], calls=1)
+    _, eager = train(function, [x, i], calls=1)
+    with no_fallback():
+        train(run, [x, i], calls=1)
+        with counted() as rise:
+            _, own = train(run, [x, i], calls=1)
+    assert_matches(own[0], eager[0], wanted[0], ops=60)
+    assert rise["launches"] == 2

@@ -11,7 +11,7 @@ from kit.support import assert_matches
 from tsfuser.frontends.dynamo.program import compile_graph
 from tsfuser.frontends.dynamo.settings import Settings
 
-pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
+pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error"), pytest.mark.graphs]
 
 
 def program(function, *examples, donated=None, **tracing):

@@ -283,3 +283,28 @@ def test_what_stands_for_sizes_is_not_saved(pool, device):
             torch.autograd.grad(sum(t.square().sum() for t in f(x)), x)[0] for f in (run, function)
         )
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("forgotten", "fused_or_error")
+@pytest.mark.parametrize("in_logarithms", [True, False])
+def test_of_a_teachers_logits_two_numbers_a_row_are_saved(in_logarithms, device):
+    """They get no gradient, but the gradient of the loss reads their softmax."""
+
+    def function(x, teacher):
+        soft = (torch.log_softmax if in_logarithms else torch.softmax)(teacher.float(), -1)
+        student = torch.log_softmax(x.float(), -1)
+        return F.kl_div(student, soft, reduction="batchmean", log_target=in_logarithms)
+
+    x, teacher = (torch.randn(8, 64).bfloat16().to(device) for _ in range(2))
+    x.requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        loss = torch.compile(function, backend="tsfuser")(x, teacher)
+    [found] = torch.autograd.grad(loss, x)
+    [eager] = torch.autograd.grad(function(x, teacher), x)
+    wide = x.detach().double().requires_grad_()
+    soft = torch.softmax(teacher.double(), -1)
+    [exact] = torch.autograd.grad(F.kl_div(wide.log_softmax(-1), soft, reduction="batchmean"), wide)
+    assert_matches(found, eager, exact, ops=60)
+    known = {x.data_ptr(), teacher.data_ptr()}
+    assert sum(t.numel() for t in saved if t.data_ptr() not in known) <= 4 * len(x)

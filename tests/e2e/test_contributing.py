@@ -18,6 +18,7 @@ SECTIONS = {
     part.partition("\n")[0]: re.findall(r"^```(python|diff)\n(.*?)^```", part, re.S | re.M)
     for part in PAGE.split("\n## ")[1:]
 }
+RAN_FUSED = 'tsfuser.stats()["launches"] > 0 and not tsfuser.stats()["fallbacks"]'
 EXAMPLES = [name for name, blocks in SECTIONS.items() if blocks]
 
 
@@ -67,6 +68,12 @@ def test_there_is_an_example_of_each_kind():
         "target",
         "end",
     ]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_asserts_that_it_ran_fused(name):
+    [program] = [block for _, block in SECTIONS[name] if block.startswith("# try.py")]
+    assert f"\nassert {RAN_FUSED}, tsfuser.stats()\n" in program
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

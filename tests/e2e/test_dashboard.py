@@ -16,9 +16,9 @@ from benchmarks.dashboard_models import MODELS
 pytestmark = pytest.mark.optimized  # starts programs of its own
 
 
-def run(*arguments):
+def run(*arguments, kind="--dashboard"):
     environment = {**os.environ, "CXX": quick.compiler()}
-    return prefork.run([ROOT / "scripts" / "bench", "--dashboard", "--quick", *arguments], environment)
+    return prefork.run([ROOT / "scripts" / "bench", kind, "--quick", *arguments], environment)
 
 
 def row(model, ours, other, mode="training", **more):
@@ -54,6 +54,16 @@ def test_a_model_is_measured_once_and_a_file_goes_on(tmp_path):
     assert "dlrm, training, steady" not in again.stdout and "dlrm " in again.stdout
 
 
+def test_a_block_is_measured_in_its_mode(tmp_path):
+    path, names = tmp_path / "results.jsonl", ["modulated", "float8_rows"]
+    done = run("--json", path, "--only", ",".join(names), "--peers", "eager,tsfuser", kind="--blocks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = dashboard.read(path)
+    assert [(row["model"], row["mode"]) for row in found] == list(zip(names, ["training", "inference"]))
+    assert all(row["cells"][peer]["right"] == "yes" for row in found for peer in ("eager", "tsfuser"))
+    assert all(name in done.stdout.split("\n\n", 2)[2] for name in names)
+
+
 def test_the_table_has_ratios_and_geometric_means():
     lines = dashboard.table(ROWS, "training").splitlines()
     gpt2, mean = (next(line for line in lines if line.startswith(name)) for name in ("gpt2", "mean"))
@@ -69,11 +79,12 @@ def test_what_failed_is_listed_and_counts():
     assert dashboard.has_failed([row("gcn", cell(1.0, 1.0, 1.0, "no"), {})], "tsfuser")
 
 
-def test_a_wrong_result_is_seen(monkeypatch):
+@pytest.mark.parametrize("model", ["dlrm", "swiglu"])
+def test_a_wrong_result_is_seen(monkeypatch, model):
     from benchmarks import dashboard_child
 
     order = {
-        "model": "dlrm",
+        "model": model,
         "mode": "training",
         "part": "steady",
         "large": False,

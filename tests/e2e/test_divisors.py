@@ -1,5 +1,5 @@
-"""Quotients by numbers, and by values of a row, are rounded as a division is, on every device, and special
-values are IEEE's."""
+"""Quotients by values of a row are rounded as a division is, on every device, and special values are IEEE's;
+those by numbers have the bits of eager, which multiplies by the reciprocal on CUDA."""
 
 import math
 
@@ -7,26 +7,30 @@ import numpy
 import pytest
 import torch
 
+import tsfuser
 from kit.reductions import Fused, check
+from kit.support import no_fallback
 
 SOURCE = """
-def f(x):
-    return x / 3, x / 1.4142135623730951, x / -0.1, x / 768, x / 8, -(x / 1000)
+def f(x, n: float):
+    return x / 3, x / 1.4142135623730951, x / -0.1, x / 768, x / 8, -(x / 1000), x / n, x / 0.0
 """
-DIVISORS = [3, 1.4142135623730951, -0.1, 768, 8, -1000]
 
 
-def test_quotients_are_rounded_as_divisions(target, device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("n", [448.0, -1e-40, math.inf])
+def test_quotients_by_numbers_have_the_bits_of_eager(device, dtype, n):
     bits = numpy.random.default_rng(0).integers(0, 1 << 32, 1 << 14, dtype=numpy.uint32)
     special = numpy.float32([0.0, -0.0, math.inf, -math.inf, math.nan, 3.4e38, -3.4e38, 1.0])
-    x = numpy.concatenate([bits.view(numpy.float32), special])
-    x[(numpy.abs(x) < 1e-20) & (x != 0)] = 1.5  # below, the last place may be off by one
-    found = check(Fused(SOURCE), torch.from_numpy(x).to(device))
-    for result, divisor in zip(found, DIVISORS):
-        with numpy.errstate(all="ignore"):
-            exact = torch.from_numpy(x / numpy.float32(divisor))
-        assert torch.equal(result.cpu().isnan(), exact.isnan())
-        assert torch.equal(result.cpu()[~exact.isnan()], exact[~exact.isnan()])
+    x = torch.from_numpy(numpy.concatenate([bits.view(numpy.float32), special]))
+    x = (x if dtype.is_floating_point else torch.arange(-999, 999)).to(dtype).to(device)
+    function = Fused(SOURCE)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            found = function.scripted(x, n)
+    assert "aten::div" in function.kinds
+    for made, plain in zip(found, function.plain(x, n)):
+        assert torch.equal(made.isnan(), plain.isnan()) and torch.equal(made.nan_to_num(), plain.nan_to_num())
 
 
 BY_ROWS = """

@@ -254,3 +254,10 @@ def test_the_compiled_functions_that_a_program_calls_are_collected():
         with call.mode():
             assert tsfuser.explain(call.function, *call.args, **call.kwargs).groups
     assert "collected" not in torch.compile.__qualname__
+
+
+def test_a_call_that_computes_nothing_is_not_told_as_one_that_is_unfused():
+    parameter = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)  # parameters have no gradients
+    found = str(tsfuser.explain(torch.compile(optimizer.step, backend="tsfuser")))
+    assert found.startswith("step: this call computes nothing, as an optimizer's step without gradients\n")

@@ -44,6 +44,17 @@ def explained(network, device):
     return tsfuser.explain(torch.jit.script(network), operand(device, requires_grad=True))
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_copies_that_explain_makes_are_no_cost_of_the_program(device, trains):
+    x = torch.randn(40, 64, device=device, requires_grad=trains)
+    scripted = fresh(pointwise)
+    assert not {"aten::copy_", "aten::set_", "aten::randn"} & set(tsfuser.explain(scripted, x).costs.ops)
+
+
+def pointwise(x):
+    return torch.relu(x + 1.0) * 0.5
+
+
 def program(x, w):
     y = torch.relu(x + 1.0) * 0.5
     return torch.sigmoid(torch.mm(y, w)) + 1.0

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import tsfuser
 from kit.support import fresh, groups
 
-pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
+pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error"), pytest.mark.graphs]
 
 CALLS = 4
 

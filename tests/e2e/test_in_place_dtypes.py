@@ -7,6 +7,8 @@ import torch
 import tsfuser
 from kit.support import fuse, groups, script
 
+pytestmark = pytest.mark.graphs
+
 VALUES = {
     "float": lambda device: torch.rand(4, 5, device=device),
     "double": lambda device: torch.rand(4, 5, device=device, dtype=torch.float64),

@@ -16,6 +16,8 @@ from tsfuser.joint.autocast import check_casts
 from tsfuser.joint.packing import PACKED
 from tsfuser.joint.regions import REGION, outline
 
+pytestmark = pytest.mark.graphs
+
 
 @pytest.fixture(autouse=True)
 def joint_graphs():

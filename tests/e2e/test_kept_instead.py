@@ -12,6 +12,8 @@ from kit.support import assert_matches, fresh, kinds, no_fallback
 from tsfuser import options
 from tsfuser.frontends.torchscript import passes
 
+pytestmark = pytest.mark.graphs
+
 SIZES = (12, 16, 24)
 
 

@@ -7,10 +7,18 @@ import pytest
 import torch
 
 import tsfuser
+from kit import quick
 from kit.support import fresh
 from tsfuser.__main__ import main
+from tsfuser.debug import kernel_script
 
 pytestmark = pytest.mark.graphs
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """The scripts compile at -O0."""
+    monkeypatch.setattr(kernel_script, "HostTarget", quick.QuickHost)
 
 
 def norm(x, w, b, scale: float):

@@ -6,7 +6,7 @@ import torch
 
 import tsfuser
 
-pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 
 #: The start of a loop: all of a tensor, a part of it, or a view of all that a schema hides.
 STARTS = {"whole": "a", "part": "a[:]", "transposed": "a.t().t()", "hidden view": "torch.einsum('ij->ij', a)"}

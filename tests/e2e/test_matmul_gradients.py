@@ -10,6 +10,8 @@ import tsfuser
 from kit.opsweep import plain
 from kit.support import all_graphs, assert_matches, fresh, no_fallback, script, train
 
+pytestmark = pytest.mark.graphs
+
 SOURCE = """
 def f(x, y):
     return torch.sigmoid(torch.matmul(torch.tanh(x), torch.tanh(y)) * 0.5)

@@ -11,7 +11,7 @@ from kit.opsweep import plain
 from kit.support import fresh, groups, script
 from kit.support import kinds as graph_kinds
 
-pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
+pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error"), pytest.mark.graphs]
 
 CALLS = 4
 

@@ -171,3 +171,21 @@ def test_what_does_not_fit_is_read_twice(place, target, monkeypatch):
     check(Fused(CENTRED), tensor(1500, 20, device=place))
     check(Fused(CENTRED), tensor(64, 4, device=place))
     tsfuser.reset()
+
+
+COMBINED = """
+def f(experts, weights, residual):
+    y = residual + (experts * weights.unsqueeze(-1)).sum(1)
+    return y, y * experts.amax(1)
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chosen, width", [(2, 1024), (4, 1031), (3, 520), (4, 2)])
+def test_of_short_columns_a_thread_has_all(taken, place, chosen, width, dtype):
+    """What the experts of a token give is added up."""
+    tokens = 40
+    experts = tensor(tokens, chosen, width, device=place, dtype=dtype)
+    weights, residual = (tensor(tokens, n, device=place, dtype=dtype, seed=n) for n in (chosen, width))
+    check(Fused(COMBINED), experts, weights, residual)
+    assert all(params.down == 1 for params in taken) == (width > 2)

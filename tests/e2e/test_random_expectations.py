@@ -58,6 +58,19 @@ def test_an_op_that_needs_a_rejected_one_raises_nothing(reader):
         assert len(expectation(program, 0, "cpu")) == 1
 
 
+@pytest.mark.parametrize(
+    "write", ["v1.mul_(v0)", "v1 *= v0", "v1[0] = torch.erf(v0)[0]", "v1.view(-1).mul_(v0)"]
+)
+def test_what_a_rejected_write_reads_is_still_read_by_others(write):
+    """The write has left its operands as they were, and another op rejects one of them, too."""
+    texts = (("v0", "x * 2"), ("v1", "x.abs() + 1"), ("", write), ("v2", "v0 > 0"))
+    statements = tuple((name, Statement(text, ())) for name, text in texts)
+    program = Program((X,), statements, ("v1", "v2"), ({"n": 3},), (COMPLEX,), features=("complex",))
+    first, second = expectation(program, 0, "cpu")
+    assert "can't be cast" in first or "erf" in first
+    assert "gt" in second
+
+
 def test_sums_of_no_elements_have_no_roundings():
     for text in "torch.log_softmax({0}, 0)", "torch.logsumexp({0}.expand(3, 0), 0)":
         program = program_of(text, size=0)

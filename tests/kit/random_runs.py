@@ -58,8 +58,7 @@ def refusals(program, call, device="cpu"):
     names = [i.name for i in program.inputs] + ["s", "n"]
     values.update(zip(names, program.arguments(call, device)))
     for line in ast.parse(program.source()).body[0].body[:-1]:
-        said = [node for node in ast.walk(line) if isinstance(node, ast.Name) and node.id != "torch"]
-        names = {node.id for node in said}
+        names = {node.id for node in ast.walk(line) if isinstance(node, ast.Name)}
         if not lost & names:
             try:
                 with program.context(device), warnings.catch_warnings(action="ignore"):
@@ -67,15 +66,39 @@ def refusals(program, call, device="cpu"):
                 continue
             except REFUSALS as error:
                 found.append(f"{REFUSED} {last_line(error)}")
-        if isinstance(line, ast.Assign):
-            lost |= {node.id for node in said if isinstance(node.ctx, ast.Store)}
-        else:  # it may have been to write to what it reads
-            lost |= _sharing(values, names)
+        lost |= _bound(line) | _sharing(values, _written(line))
     return found
 
 
+def _bound(line):
+    """The names that a line gives other values."""
+    return {n.id for n in ast.walk(line) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _written(line):
+    """The names of the tensors that a line writes to in place: `x.add_(y)`, `x += y`, `x[0] = y`."""
+    written = []
+    for node in ast.walk(line):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[-1] == "_":
+            written.append(node.func.value)
+        elif isinstance(node, ast.AugAssign):
+            written.append(node.target)
+        elif isinstance(node, ast.Assign):
+            written += [target for target in node.targets if isinstance(target, ast.Subscript)]
+    return set(map(_root, written)) - {None, "torch"}
+
+
+def _root(node):
+    """`x` of `x.view(-1)[0].abs_()`: the name that it starts from."""
+    while not isinstance(node, ast.Name):
+        node = getattr(node, "value", None) or getattr(node, "func", None)
+        if node is None:
+            return None
+    return node.id
+
+
 def _sharing(values, names):
-    """The names of the values that share memory with those of `names`."""
+    """`names`, and those of the values that share memory with theirs."""
     places = {n: x.untyped_storage().data_ptr() for n, x in values.items() if isinstance(x, torch.Tensor)}
     found = {places[n] for n in names if n in places}
     return {*names, *(n for n, place in places.items() if place in found)}

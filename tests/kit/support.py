@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import tsfuser
-from kit import prefork
+from kit import prefork, quick
 from tsfuser import _C, options
 from tsfuser.debug.plans import plans_of
 
@@ -219,10 +219,10 @@ def counted():
 
 def run_python(folder, source, timeout=300, whole_end=False, **environment):
     """Run a program from a file of its own in `folder` (scripting needs the source), in a process of its own,
-    which ends as `prefork.run` says; returns (exit status, stdout, stderr)."""
+    which ends as `prefork.run` says; returns (exit status, stdout, stderr). Its kernels are made at -O0."""
     path = Path(folder) / "program.py"
     path.write_text(source)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CXX": quick.compiler(), **environment}
     done = prefork.run([path], env=env, timeout=timeout, whole_end=whole_end)
     assert "gave up on a graph" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr

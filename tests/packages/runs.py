@@ -146,8 +146,9 @@ def _compare_tensors(mine, plain, exact, scale, record) -> str | None:
     """Errors are at most three times those of the unfused module in the mean of their squares, and five times
     at one place, beside roundings of the tensor's largest value. Those of one fused norm are up to 1.3 times
     eager's; fifty norms of two images each amplify that. The largest value counts as at least a thousandth of
-    the call's largest one: sums that cancel leave such a rest. TorchScript's formulas for gradients have NaN
-    where eager has none, so what is not finite is so unfused, or in float64."""
+    the call's largest one: sums that cancel leave such a rest. Where nothing but roundings is left (the
+    gradient of a bias before a norm), ten times the unfused module's are allowed. TorchScript's formulas for
+    gradients have NaN where eager has none, so what is not finite is so unfused, or in float64."""
     said = [(str(t.dtype), tuple(t.shape), t.device.type) for t in (mine, plain)]
     if said[0] != said[1]:
         return f"is {said[0]}, unfused {said[1]}"
@@ -161,7 +162,8 @@ def _compare_tensors(mine, plain, exact, scale, record) -> str | None:
     a, b, c = (t.double()[finite] for t in (mine, plain, exact))
     b = torch.where(torch.isfinite(b), b, c)
     rounding = EPSILON[record.precision or plain.dtype] * ULPS * STEPS * max(largest(exact), scale * 1e-3)
-    for size, times in ((mean_square, 3), (largest, 5)):
+    rest = largest(exact) < mean_square(b - c)  # which is of no value, rounded in another order
+    for size, times in ((mean_square, 10 if rest else 3), (largest, 10 if rest else 5)):
         error, allowed = size(a - c), times * size(b - c) + rounding
         record.error = max(record.error, error / allowed) if allowed else record.error
         if error > allowed:

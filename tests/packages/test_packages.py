@@ -34,7 +34,7 @@ def record(request, target, program, record_property):
     made = Record(program.name, request.function.__name__[5:].replace("_", " "), target)
     tsfuser.reset()
     yield made
-    record_property("packages", dataclasses.asdict(made))
+    record_property("packages", {**dataclasses.asdict(made), "precision": str(made.precision)})
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Where tsfuser cannot be built, setup.py says so in one line, before anything else does."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,14 +47,29 @@ def test_a_torch_that_does_not_import(tmp_path):
     assert "torch does not import (No module named 'a_library_that_is_missing')" in said
 
 
-def test_what_is_built_has_its_torch_in_the_version():
-    torch = pytest.importorskip("torch")
+def told(option):
+    """What setup.py prints."""
+    pytest.importorskip("torch")
     if int(pytest.importorskip("setuptools").__version__.split(".")[0]) < 77:
         pytest.skip("setup.py asks for a later setuptools")
-    version = [sys.executable, "setup.py", "--version"]
-    done = subprocess.run(version, cwd=ROOT, capture_output=True, text=True, check=True)
+    asked = [sys.executable, "setup.py", option]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_is_built_has_its_torch_in_the_version():
+    torch = pytest.importorskip("torch")
     major, minor = torch.__version__.split(".")[:2]
-    assert done.stdout.strip() == f"{__version__}+torch{major}.{minor}"
+    assert told("--version").strip() == f"{__version__}+torch{major}.{minor}"
+
+
+def test_links_of_the_description_lead_to_the_project():
+    """An index of packages has no other pages of the repository."""
+    text = told("--long-description")
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(links) > 10 and all(link.startswith(("http", "#")) for link in links)
+    [home] = re.findall(r'^Homepage = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert f"![The page of a GPT in training]({home}/raw/main/docs/explain.png)" in text
+    assert f"[docs/ops.md]({home}/blob/main/docs/ops.md)" in text
 
 
 def test_an_extension_for_another_torch_says_so():

@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -34,10 +35,10 @@ class Launches:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one step, forward and, in training, backward. `seconds`: from the call to the last result;
-    `kernels`: by number of the group and name; `ops`: times and seconds of each op of torch that the program
-    or autograd calls, with the ops that it calls itself. `ops` is empty where a profiler runs already, or
-    torch has none of the kind that is used here."""
+    """Of one step, forward and, in training, backward, without the copies of arguments that it needs.
+    `seconds`: from the call to the last result; `kernels`: by number of the group and name; `ops`: times
+    and seconds of each op of torch that the program or autograd calls, with the ops that it calls itself.
+    `ops` is empty where a profiler runs already, or torch has none of the kind that is used here."""
 
     seconds: float
     kernels: Mapping[tuple[int, str], Launches]
@@ -62,10 +63,10 @@ def measured(isolated: Isolated) -> tuple[dict[int, list[Run]], Costs]:
         for key, found in _launches(runs).items():
             if key not in best or found.seconds < best[key].seconds:
                 best[key] = found
-    seconds = min(_seconds(isolated.step) for _ in range(REPEATS))
+    seconds = min(_seconds(isolated, isolated.arguments()) for _ in range(REPEATS))
     ops: dict[str, tuple[int, float]] = {}
     for _ in range(PROFILED):
-        for kind, (times, took) in _ops(isolated.step).items():
+        for kind, (times, took) in _ops(isolated).items():
             ops[kind] = (times, min(took, ops.get(kind, (times, took))[1]))
     return {group: [run] for group, run in last.items()}, Costs(seconds, best, ops)
 
@@ -87,10 +88,10 @@ def _launches(runs: list[Run]) -> dict[tuple[int, str], Launches]:
     return found
 
 
-def _seconds(step: Callable[[], object]) -> float:
+def _seconds(isolated: Isolated, given: list[Any]) -> float:
     _wait()
     begun = time.perf_counter()
-    step()
+    isolated.step(given)
     _wait()
     return time.perf_counter() - begun
 
@@ -100,7 +101,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _ops(step: Callable[[], object]) -> dict[str, tuple[int, float]]:
+def _ops(isolated: Isolated) -> dict[str, tuple[int, float]]:
     """The ops of one step that no other op calls, by the profiler."""
     try:
         # Kineto, behind torch.profiler, writes to stderr, and takes seconds to start on a GPU.
@@ -110,11 +111,12 @@ def _ops(step: Callable[[], object]) -> dict[str, tuple[int, float]]:
     if torch.autograd._profiler_enabled():
         return {}
     on_gpu = torch.cuda.is_initialized()
+    given = isolated.arguments()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with profiler_legacy.profile(use_cuda=on_gpu) as profile:
-                _seconds(step)
+                _seconds(isolated, given)
     except RuntimeError:  # another thread's profiler runs
         return {}
     times: Counter[str] = Counter()

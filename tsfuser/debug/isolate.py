@@ -30,10 +30,19 @@ class Isolated:
     given: tuple[Any, ...]
     call: Callable[[Sequence[Any]], Any]
 
-    def step(self) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    def __post_init__(self) -> None:
+        self._gradients: dict[tuple, torch.Tensor] = {}
+
+    def arguments(self) -> list[Any]:
+        """Copies of what was given, for one step."""
+        return clones(self.given)
+
+    def step(
+        self, given: Sequence[Any] | None = None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """One forward and, where results require gradients, backward. Returns the result tensors and the
-        gradients of the arguments and parameters."""
-        given = clones(self.given)
+        gradients of the arguments and parameters. `given`: the `arguments`, where they were made before."""
+        given = self.arguments() if given is None else given
         leaves = [x for x in tensors((*self.owner, *given)) if x.requires_grad and x.is_leaf]
         for leaf in leaves:
             leaf.grad = None
@@ -41,8 +50,17 @@ class Isolated:
         wanted = [r for r in results if r.requires_grad and r.is_floating_point()]
         if not wanted:
             return results, []
-        torch.autograd.backward(wanted, [_gradient(r) for r in wanted])
+        torch.autograd.backward(wanted, [self._gradient(r) for r in wanted])
         return results, [leaf.grad for leaf in leaves]
+
+    def _gradient(self, result: torch.Tensor) -> torch.Tensor:
+        """Random, as all ones hide mistakes, and the same in each step."""
+        key = result.shape, result.dtype, result.device
+        if key not in self._gradients:
+            generator = torch.Generator().manual_seed(17)
+            made = torch.randn(result.shape, generator=generator, dtype=torch.float64)
+            self._gradients[key] = made.to(result.device, result.dtype)
+        return self._gradients[key]
 
 
 @dataclass
@@ -53,12 +71,6 @@ class IsolatedScript(Isolated):
     method: Any
     graph: torch._C.Graph
     function: Any
-
-
-def _gradient(result: torch.Tensor) -> torch.Tensor:
-    """Random, as all ones hide mistakes, and the same each time."""
-    generator = torch.Generator().manual_seed(17)
-    return torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.device, result.dtype)
 
 
 def scripted(fn: Any) -> Any:

@@ -76,6 +76,8 @@ def summary(findings: Findings) -> str:
     fused = sum(len(g.nodes) for g in groups if not g.refusal)
     kernels = [k for g in groups for k in g.kernels]
     unfused = len(left) + sum(len(g.nodes) for g in groups if g.refusal)
+    if not (findings.groups or findings.left_out or findings.breaks):
+        return f"{findings.name}: this call computes nothing, as an optimizer's step without gradients"
     return (
         f"{findings.name}: {count(fused, 'op')} fused in {count(len(groups), 'group')} and "
         f"{count(len(kernels), 'kernel')}, {unfused} not fused"

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from . import text
+from . import statements, text
 from .dtypes import DType
 from .fusion import PLACES, Axis, Lookup, Pointwise, Random, Reduce, Reshape, Value, Walk, tuple_text
 from .size import INFIX, Size
@@ -112,10 +112,9 @@ def code(record: Any) -> str:
 
 def read(code_text: str, *records: type) -> Any:
     """What `code` has printed of a record of the first type of `records`, which are all types that occur in
-    it. Raises SyntaxError or NameError where it is not such code."""
+    it. Raises SyntaxError, with the line and the reason, where it is not such code."""
     names = {**text.vocabulary(), **{kind.__name__: kind for kind in records}}
-    exec(compile(code_text, "<code>", "exec"), {"__builtins__": {}, "True": True, "False": False}, names)
-    return names[records[0].__name__.lower()]
+    return statements.record(code_text, records[0], names)
 
 
 class _Code:

@@ -259,7 +259,7 @@ class Fusion:
 
 
 def _code(fusion: Fusion) -> str:
-    lines = [f"{leaf.b} = leaf({leaf.a}, {leaf.b!r})" for leaf in _leaves(fusion)]
+    lines = [f"{leaf.b} = leaf({leaf.a}, {leaf.b!r})" for leaf in leaves(fusion)]
     lines += [f"{axis.name} = axis({axis.name!r}, {axis.extent.text()})" for axis in fusion.axes]
     for i in fusion.inputs:
         lines.append(f"{i.value.name} = {_tensor(i.value)}")
@@ -298,7 +298,8 @@ def _code(fusion: Fusion) -> str:
     )
 
 
-def _leaves(fusion: Fusion) -> list[Size]:
+def leaves(fusion: Fusion) -> list[Size]:
+    """The leaves of all its sizes."""
     sizes = [a.extent for a in fusion.axes]
     sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
     sizes += [step for op in fusion.randoms for step in op.linear_strides]

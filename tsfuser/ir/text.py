@@ -8,10 +8,12 @@ In: what `str(fusion)` printed, Python over the names below and nothing else. Ou
 
 from __future__ import annotations
 
+import keyword
 from typing import Any
 
 from . import size as sz
-from .dtypes import DTYPES
+from . import statements
+from .dtypes import DTYPES, DType
 from .fusion import (
     Axis,
     Fusion,
@@ -34,34 +36,54 @@ from .values import Window, extent
 
 
 def read(text: str) -> Fusion:
-    """The Fusion that `text` builds. Raises SyntaxError or NameError where it is not such code."""
-    names = vocabulary()
-    exec(compile(text, "<fusion>", "exec"), {"__builtins__": {}, "True": True, "False": False}, names)
-    return names["fusion"]
+    """The Fusion that `text` builds. Raises SyntaxError, with the line and the reason, where it is not such
+    code."""
+    return statements.record(text, Fusion, vocabulary())
 
 
 def vocabulary() -> dict[str, Any]:
     """What the names in such code mean."""
     names: dict[str, Any] = {d.name: d for d in DTYPES.values()}
-    names |= {"leaf": sz.leaf, "ceildiv": sz.ceildiv, "min": sz.minimum, "max": sz.maximum, "eq": sz.eq,
+    names |= {"leaf": _leaf, "ceildiv": sz.ceildiv, "min": sz.minimum, "max": sz.maximum, "eq": sz.eq,
               "lt": sz.lt, "le": sz.le, "pow2": sz.pow2, "nextpow2": sz.nextpow2,
               "const": sz.const}  # fmt: skip
     names |= {
-        "axis": lambda name, extent: Axis(name, sz.as_size(extent)),
-        "tensor": Value,
+        "axis": _axis,
+        "tensor": _tensor,
         "Fusion": Fusion,
         "output": Output,
         "room": Room,
         "input": TensorInput,
     }
-    names |= {"number": lambda name, dtype: Value(name, dtype, None), "number_input": NumberInput,
+    names |= {"number": _number, "number_input": NumberInput, "literal": _literal, "extent": extent,
               "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
               "reshape": Reshape, "lookup": Lookup, "walk": Walk,
               "window": Window, "within": Within, "position": Position}  # fmt: skip
-    names |= {
-        "literal": lambda value, dtype: Value(repr(value), dtype, None, value),
-        "extent": extent,
-        "inf": float("inf"),
-        "nan": float("nan"),
-    }
-    return names
+    return names | {"inf": float("inf"), "nan": float("nan")}
+
+
+def _leaf(position: int, name: str) -> sz.Size:
+    return sz.leaf(position, _identifier(name))
+
+
+def _axis(name: str, extent: sz.Size | int) -> Axis:
+    return Axis(_identifier(name), sz.as_size(extent))
+
+
+def _tensor(name: str, dtype: DType, dims: tuple[Axis | None, ...]) -> Value:
+    return Value(_identifier(name), dtype, dims)
+
+
+def _number(name: str, dtype: DType) -> Value:
+    return Value(_identifier(name), dtype, None)
+
+
+def _literal(value: bool | int | float | complex, dtype: DType) -> Value:
+    return Value(repr(value), dtype, None, value)
+
+
+def _identifier(name: str) -> str:
+    """`name`, which is printed as that of a variable."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"{name!r} is not a name")
+    return name

@@ -6,9 +6,11 @@ In: a Fusion. Out: None, or the first thing wrong with it as a sentence. Run in 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 
 from .dtypes import BOOL, INT64
-from .fusion import PLACES, Fusion, Lookup, Pointwise, Random, Reshape, Value, Within
+from .fusion import PLACES, Fusion, Lookup, Pointwise, Random, Reshape, Value, Within, leaves
 from .symbols import find
 from .values import Window
 
@@ -16,6 +18,10 @@ from .values import Window
 def verify(fusion: Fusion) -> str | None:
     """None if `fusion` is well-formed."""
     known: dict[str, Value] = {}
+    others = Counter([leaf.b for leaf in leaves(fusion)] + [axis.name for axis in fusion.axes])
+    others.update({v.name for v in _named(fusion)})
+    if twice := [name for name, count in others.items() if count > 1]:
+        return f"{twice[0]} is the name of two things"
     for i in fusion.inputs:
         if len(i.strides) != len(i.value.dims):
             return f"{i.value.name} has {len(i.value.dims)} dims and {len(i.strides)} strides"
@@ -58,6 +64,12 @@ def verify(fusion: Fusion) -> str | None:
         if kind == "output" and int(k) >= len(fusion.outputs):
             return f"result {k} is not an output"
     return None
+
+
+def _named(fusion: Fusion) -> Iterator[Value]:
+    """The values that are printed under their names."""
+    yield from [i.value for i in fusion.inputs] + [n.value for n in fusion.numbers]
+    yield from [op.output for op in fusion.ops]
 
 
 def _walks(value: Value, windows: tuple[Window, ...]) -> bool:

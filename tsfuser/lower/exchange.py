@@ -46,6 +46,8 @@ def combined_by_name(
     across: int = 0,
 ) -> list[Stmt]:
     """`combined`, of accumulators (name, how they are combined, dtype of their numbers)."""
+    if how.columns and how.scope == "block" and threads * lanes == how.columns:
+        return []  # each thread has whole columns
     groups: list[list[Total]] = [[]]
     at = start
     for name, how_combined, wide in found:

@@ -15,7 +15,6 @@ from ..ir.fusion import Value
 from ..ir.limits import convertible, without_lowest
 from ..ir.symbols import CANCELS, Fast, define
 from .elementwise import as_stored, binary, converted, elementwise, promoted
-from .reciprocal import parts
 from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, composite
 
 _KINDS = "bifc"
@@ -39,7 +38,7 @@ define(
     grows=(1, 1),
     fast=Fast("fast_divide({0}, {1})", error=2**-21.5, exact=2**-24, algebraic=True),
 )
-define("div_by_number", "divided_by({0}, {1}, {2})", cheap=True, grows=(1, 1, 1))
+define("times_reciprocal", "({0} * (1 / {1}))", cheap=True, grows=(1, 1))
 define("trunc_div", "trunc_div({0}, {1})")
 define("floor_div", "floor_div({0}, {1})")
 define("remainder", "floor_mod({0}, {1})")
@@ -192,27 +191,17 @@ def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
 def div(b: Builder, self, other, rounding_mode: str | None = None) -> Value:
     """`self / other`, rounded towards zero (`trunc`), down (`floor`) or not at all"""
     if rounding_mode is None:
-        dtype = b.floating(b.promote(self, other))
-        reciprocal = _reciprocal(b, other, dtype)
-        if reciprocal is not None:
-            return promoted(
-                b, "div_by_number", (self,), dtype, None, tuple(map(b.literal, reciprocal)), name="div"
-            )
-        return elementwise(b, "div", (self, other), "float")
+        by_number = b.device != "cpu" and not b.promote(self, other).is_complex and _is_number(b, other)
+        symbol = "times_reciprocal" if by_number else "div"  # as eager on CUDA, which has no branch then
+        return elementwise(b, symbol, (self, other), "float", name="div")
     if rounding_mode not in ("trunc", "floor"):
         raise Refusal(f"div with rounding_mode {rounding_mode!r}")
     return _whole_division(b, f"{rounding_mode}_div", self, other)
 
 
-def _reciprocal(b: Builder, divisor: Value, dtype: DType) -> tuple[float, float] | None:
-    """The parts of the reciprocal of a number that is part of the code, where multiplying by them is shorter:
-    a division takes a GPU a branch, between which no other element's work is done."""
-    number = divisor.literal
-    if b.device == "cpu" or dtype.register is not FLOAT:
-        return None
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        return None
-    return parts(float(number))
+def _is_number(b: Builder, value: Value) -> bool:
+    """Whether `value` is a number, or a 0-dim tensor that is on the CPU beside tensors that are not."""
+    return value.is_number or (not value.dims and b.is_on_cpu(value))
 
 
 @composite("aten::floor_divide", "", "Scalar", dtypes=REAL, jumps=True, keeps_dtype=True)

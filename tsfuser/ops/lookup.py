@@ -162,6 +162,39 @@ def _index_layout(
     return b.pointwise_layout(dims, read)
 
 
+@composite(
+    "tsfuser::gather_backward",
+    dtypes=FLOATING,
+    sizes="own",
+    fixed=("dim",),
+    table="index",
+    places="index",
+    symbolic=("sizes",),
+)
+def gather_backward(b: Builder, gradient, sizes: list, dim: int, index) -> Value:
+    """The gradient of `gather(x, dim, index)` for x of these sizes, of one index along `dim`"""
+    rank, found = len(sizes), b.sizes(index)
+    if not rank or rank != len(index.dims) or rank != len(gradient.dims):
+        raise Refusal("gather_backward to another number of dims is left to torch")
+    dim, size = dim_of(rank, dim), sz.as_size(sizes[dim_of(rank, dim)])
+    wanted = [sz.const(1) if d == dim else sz.as_size(s) for d, s in enumerate(sizes)]
+    for other in (found, b.sizes(gradient)):
+        if not all(b.call.decide(sz.eq(x, y)) for x, y in zip(other, wanted)):
+            raise Refusal(
+                "gather_backward of more than one index along its dim, or of a part, is left to torch"
+            )
+    index = checked(b, "gather_backward", index, size)
+    axis = None if b.call.decide(sz.eq(size, 1)) else b.fresh_axis(size)
+    dims: list[Axis | None] = [None] * rank
+    dims[dim] = axis
+    place = b.literal(0) if axis is None else position(b, dims, dim)
+    here = b.pointwise("eq", (index, place), BOOL, own_types=True)
+    register, zero = gradient.dtype.register, b.literal(0.0)
+    added = b.pointwise("add", (gradient, zero), register)  # 0 + -0 is 0
+    result = b.pointwise("where", (here, added, zero), register, own_types=True, name="gather_backward")
+    return b.contiguous(narrow(b, "gather_backward", result, gradient.dtype))
+
+
 @composite("aten::one_hot", dtypes=("int64",), sizes="own", table="self", fixed=("num_classes",))
 def one_hot(b: Builder, self, num_classes: int = -1) -> Value:
     """1 at the place that an index names, of `num_classes`, and 0 elsewhere"""

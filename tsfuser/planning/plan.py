@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .. import _C
+from ..ir import statements
 from ..ir.call import Call
 from ..ir.limits import Limit
 from ..ir.size import Size, as_size
@@ -76,8 +77,10 @@ class Plan:
 
 
 def read(text: str) -> Plan:
-    """The Plan that `repr` has printed, without its kernels' memory."""
-    return eval(text, {"Plan": Plan, "Launch": Launch, "Limit": Limit, "inf": float("inf")})
+    """The Plan that `repr` has printed, without its kernels' memory. Raises SyntaxError, with the line and
+    the reason, where it is not such code."""
+    names = {"Plan": Plan, "Launch": Launch, "Limit": Limit, "inf": float("inf")}
+    return statements.record(f"plan = {text}", Plan, names)
 
 
 def verify(plan: Plan) -> str | None:
@@ -87,6 +90,8 @@ def verify(plan: Plan) -> str | None:
         native(plan)
     except ValueError as error:
         return str(error)
+    except TypeError:  # pybind11 names no field
+        return "one of its numbers is too large, or negative where it cannot be"
     return None
 
 

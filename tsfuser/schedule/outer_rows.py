@@ -13,6 +13,9 @@ read twice. That reached 0.64 of a copy's bandwidth on an H200; blocks that shar
 memory, reached 0.45.
 
 Example: batch_norm over [1024, 65536] floats has 4 by 64 threads a block, 16 float4 each.
+
+Of columns with a few elements, as of the experts that a token chose, a thread has all: nothing is combined,
+and a block is one row of threads with accesses as wide as the machine's.
 """
 
 from __future__ import annotations
@@ -151,7 +154,8 @@ def choose_outer_row_params(
     vector = vector_width(call, slabs.space, machine)
     # With fewer columns, a thread has more rows of each, and what it does once for a column, such as to
     # combine it with other threads, costs less. Wide vectors may leave too few registers, too.
-    vector = min(vector, MAX_LANES)
+    if not _are_short(call, slabs):
+        vector = min(vector, MAX_LANES)
     halves = [v for v in (vector, vector // 2) if v]
     params = None
     for kept in (_kept_by_block, _kept_by_cluster):
@@ -178,7 +182,8 @@ def _kept_by_block(
     call: Call, segment: Segment, slabs: _Slabs, vector: int, machine: Machine
 ) -> OuterRowParams | None:
     """The parameters for vectors of `vector` columns; None if a block cannot keep such a slab."""
-    across = call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector)), MAX_ACROSS))
+    most = THREADS if _are_short(call, slabs) else MAX_ACROSS
+    across = call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector)), most))
     least = min(across, _least_across(slabs, vector))
     deepest = next((u for u in VECTORS if _held(segment, slabs, vector, u) <= REGISTERS), 0)
     flight = max(
@@ -241,6 +246,11 @@ def _has_room(call: Call, slabs: _Slabs, params: OuterRowParams, machine: Machin
     return bool(call.decide(sz.le(blocks, most)) and call.decide(at_once))
 
 
+def _are_short(call: Call, slabs: _Slabs) -> bool:
+    """Whether a thread loads all elements of its columns before it waits."""
+    return bool(call.decide(sz.le(slabs.length, MAX_LOADS)))
+
+
 def _least_across(slabs: _Slabs, vector: int) -> int:
     """Threads along the row of a slab, as few as read memory at full speed."""
     return 1 << (-(-MIN_SLAB_BYTES // (vector * slabs.itemsize)) - 1).bit_length()
@@ -272,6 +282,8 @@ def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
 
 def _exchanged(segment: Segment, params: OuterRowParams) -> int:
     """Bytes of shared memory through which the threads of a block combine, at most, and its cluster."""
+    if params.down == 1 and not params.cluster:
+        return 0
     each = sum(column_bytes(n, params.columns, params.threads) for n in _numbers(segment))
     numbers = _numbers(segment)
     of_cluster = CLUSTER_BLOCKS * params.columns * sum(numbers) + 2 * MAILBOX_BYTES * len(numbers)

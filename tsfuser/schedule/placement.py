@@ -91,11 +91,16 @@ def _moved_on(sweeps: Sweeps, names: set[str], no_use: set[str]) -> set[str]:
 
 def _following(sweeps: Sweeps, names: set[str], name: str) -> str:
     """The name of the value to save instead of `name`, one of `names`; "" for none."""
-    first = next(k for k in sweeps.numbers if name in _outputs(sweeps.ops_for(sweeps.goals(k))))
+    made_by = [_outputs(sweeps.ops_for(sweeps.goals(k))).keys() for k in sweeps.numbers]
+    first = next(k for k, made in zip(sweeps.numbers, made_by) if name in made)
     later = [k for k in sweeps.numbers if k > first]
     if any(name in sweeps.goals(k) for k in later):
         return name
-    needed = _outputs([op for k in later for op in sweeps.ops_for(sweeps.goals(k), names)])
+    needed: dict[str, Value] = {}
+    saved = names & made_by[0]  # the sweep that saves a value needs what it is made from
+    for k in sweeps.numbers:
+        needed |= _outputs(sweeps.ops_for(sweeps.goals(k), saved)) if k in later else {}
+        saved = saved | (names & made_by[k])
     readers = [op for op in sweeps.segment.ops if any(v.name == name for v in op.operands)]
     readers = [op for op in readers if op.output.name in needed]
     if not readers:

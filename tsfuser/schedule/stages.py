@@ -10,6 +10,7 @@ from ..errors import Refusal
 from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..segment import Allocations, BufferKind, segments
+from .columns_first import by_columns
 from .machine import Machine
 from .moments import expanded
 from .proposal import Proposal, Stage
@@ -26,7 +27,10 @@ def fusion_stages(
     allocations = Allocations(len(fusion.outputs))
     found = []
     parts = segments(
-        call, expanded(call, joined(fusion), machine), allocations, lambda s: is_one_pass(call, s, machine)
+        call,
+        expanded(call, by_columns(call, joined(fusion), machine), machine),
+        allocations,
+        lambda s: is_one_pass(call, s, machine),
     )
     for number, segment in enumerate(parts):
         segment = with_shared_divisors(segment) if machine.has_fast_forms else segment

@@ -220,11 +220,12 @@ class DiskCache:
         return True
 
     def _entries(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
-        """Files and folders with their state, without those that other processes delete meanwhile."""
+        """Files and folders with their state, without those that other processes delete meanwhile, and links
+        that lead nowhere."""
         for path in self.directory.glob(pattern):
             try:
                 yield path, path.stat()
-            except FileNotFoundError:
+            except OSError:
                 continue
 
     def _open(self) -> list[Path]:

@@ -49,7 +49,7 @@ PROGRAMS = [
         functools.partial(inputs, pixels),
         "images",
         sizes=(2, 3, 1, 5, 7, 4, 6, 8),
-        chooses=name == "googlenet",
+        chooses=name in ("googlenet", "resnet18"),
     )
     for name, (inputs, pixels, options) in NETWORKS.items()
 ]

@@ -136,10 +136,6 @@ DEVICE float multiply_add_once(float x, float y, float z) {
 #endif
 }
 
-// x / n, where high + low = 1 / n (ops/reciprocal.py): as it is rounded, but for at most one x of all that
-// have the same exponent, and, where x / n is below 2^-100, by at most a unit of the last place.
-DEVICE float divided_by(float x, float high, float low) { return multiply_add_once(x, high, x * low); }
-
 // From what is off by a unit of the last place, a step to what is rounded as a division is (Markstein,
 // "Computation of elementary functions on the IBM RISC System/6000 processor", 1990).
 DEVICE float nearer_reciprocal(float y, float near) {
@@ -157,12 +153,13 @@ DEVICE float near_reciprocal(float y) {  // 1 ulp
 #endif
 
 template <class T>
-DEVICE T sixth(T x) {
-  return x / 6;
-}
+DEVICE T sixth(T x) {  // torch multiplies on CUDA
 #if defined(TSFUSER_CUDA)
-DEVICE float sixth(float x) { return divided_by(x, 0.16666666f, 9.934108e-09f); }
+  return x * (T(1) / 6);
+#else
+  return x / 6;
 #endif
+}
 
 // 1 / y and x / y where y is 1 at least, or NaN: rounded as a division, and where y is below 2^126 off by no
 // more than that. A GPU's division is a branch for each element, between which no other's work is done.

@@ -168,7 +168,7 @@ def index_select(grad, self, dim, index):
 
 @rule("aten::gather")
 def gather(grad, self, dim, index):
-    return grad.new_zeros(self.sizes).scatter_add(dim, index, grad)
+    return grad.writer("tsfuser::gather_backward", grad, self.sizes, dim, index)
 
 
 @rule("aten::index")

@@ -12,7 +12,6 @@ In: a module whose graph will be rewritten. Out: the same module with the graph 
 
 from __future__ import annotations
 
-import copy
 import re
 
 from torch import fx
@@ -22,7 +21,7 @@ class Kept:
     """`graph` is a copy: its nodes are others, with dicts of their own as `meta`."""
 
     def __init__(self, module: fx.GraphModule):
-        self._module, self._graph = module, copy.deepcopy(module.graph)
+        self._module, self._graph = module, _copy(module.graph)
 
     def put_back(self) -> fx.GraphModule:
         """The module, with the graph as it was."""
@@ -37,3 +36,13 @@ class Kept:
             if calls:
                 return ":".join(calls[-1])
         return ""
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    """A copy of the nodes. A deepcopy copies the trees of arguments, too, of which torch warns the user."""
+    made = fx.Graph(tracer_cls=graph._tracer_cls)
+    result = made.graph_copy(graph, {})
+    output = graph.output_node()
+    made.output(result, output.type).meta = dict(output.meta)
+    made._codegen = graph._codegen  # no pass changes it
+    return made

@@ -31,6 +31,7 @@ from .in_place import Update, write_in_place
 from .in_place_ops import update_in_place
 from .lone_ops import group_lone_ops
 from .order import free_early
+from .parts_at_scalars import part_at_scalars
 from .roundings import Pass
 from .scalar_ops import group_scalar_ops
 from .weight_casts import cast_at_front
@@ -56,6 +57,7 @@ def fuse(
     for put_roundings in roundings:
         put_roundings(graph)
     work.groups = recompute_sums(graph, work.groups, owns_inputs)
+    work.groups = part_at_scalars(graph, work.groups, can_be_batched)
     work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_batched)]
     work.groups += group_scalar_ops(graph)
     work.groups += group_lone_ops(graph, can_be_batched)

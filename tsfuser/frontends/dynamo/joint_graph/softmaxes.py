@@ -1,9 +1,9 @@
 """Results of softmax that the backward computes again, from the operand and two numbers per row.
 
-In: AOTAutograd's joint graph. Between `expand` and `collapse` a softmax with a gradient is written as
-elementwise ops and reductions, and the partitioner may choose to compute them twice. It does so if the
-operand is cast to float32 only for the softmax, as under autocast: then 16 bits per element are saved instead
-of 32. Before:
+In: AOTAutograd's joint graph. Between `expand` and `collapse` a softmax is written as elementwise ops and
+reductions, and the partitioner may choose to compute them twice. It does so if the operand is cast to float32
+only for the softmax, as under autocast: then 16 bits per element are saved instead of 32. So are those of a
+teacher's logits, which get no gradient, but whose softmax the gradient of the loss reads. Before:
 
     y = _softmax(_to_copy(scores, float32), -1, False)
     _softmax_backward_data(g, y, -1, float32)
@@ -43,7 +43,7 @@ def reads_result(node: fx.Node) -> bool:
 
 
 def expand(joint: fx.GraphModule) -> None:
-    """Writes softmaxes that have gradients in the graph as elementwise ops and reductions."""
+    """Writes softmaxes as elementwise ops and reductions."""
     for node in [n for n in joint.graph.nodes if n.target in _GRADIENTS]:
         if _is_known(node):
             _expand(node)
@@ -52,7 +52,7 @@ def expand(joint: fx.GraphModule) -> None:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether the backward reads the result, the result is not rounded to 16 bits, and rows are not empty."""
+    """Whether the result is not rounded to 16 bits, and rows are not empty."""
     x, dim, _ = node.args
     found = node.meta["val"]
     return (
@@ -61,7 +61,6 @@ def _is_known(node: fx.Node) -> bool:
         and found.dtype in _EXACT
         and found.dim() > 0
         and statically_known_true(found.shape[dim] > 0)
-        and any(user.target is _GRADIENTS[node.target] and user.args[1] is node for user in node.users)
     )
 
 

@@ -9,7 +9,9 @@ becomes, once negative indices are counted from 0,
     view(index_add(new_zeros(g, [n, 20]), 1, i * 5 + j, g), [n, 4, 5])
 
 The order of the additions may differ from call to call. So torch's op stays if torch is asked for
-deterministic algorithms.
+deterministic algorithms. A `scatter_add` of one place along its dim to new zeros is what a group makes:
+
+    scatter_add(new_zeros(g, [n, 50]), 1, i, g), i and g [n, 1], becomes gather_backward(g, [n, 50], 1, i)
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ aten = torch.ops.aten
 
 _INDICES = (torch.int32, torch.int64)
 _SUMS = (torch.float32, torch.float64)
+_ZEROS = (aten.new_zeros.default, aten.zeros.default)
 
 
 def add_elements(node: fx.Node) -> bool:
@@ -52,8 +55,7 @@ def add_elements(node: fx.Node) -> bool:
     before, behind = sizes[:first], sizes[last:]
     shape = zeros.meta["val"].shape
     expected = (*shape[:first], *index.meta["val"].shape, *shape[last:])
-    given = values.meta["val"].shape
-    if len(given) != len(expected) or not all(statically_known_true(a == b) for a, b in zip(given, expected)):
+    if not _is_statically(values.meta["val"].shape, expected):
         return False  # what was inserted is dead
     whole = taken[0] if len(taken) == 1 else prod(taken)
     total = ops(aten.new_zeros.default, values, [*before, whole, *behind])
@@ -62,6 +64,30 @@ def add_elements(node: fx.Node) -> bool:
     total = ops(aten.index_add.default, total, first, index, source)
     node.replace_all_uses_with(ops(aten.view.default, total, list(sizes)))
     return True
+
+
+def add_at_one_place(node: fx.Node) -> bool:
+    """Writes an addition to new zeros at one place along a dim, as in the gradient of `gather`, as the op
+    that a group makes by comparisons."""
+    zeros, dim, index, source = node.args
+    made = zeros.meta["val"]
+    if zeros.target not in _ZEROS or made.layout != torch.strided or len(zeros.users) > 1 or not made.dim():
+        return False
+    given, values = index.meta["val"], source.meta["val"]
+    one = [1 if d == dim % made.dim() else size for d, size in enumerate(made.shape)]
+    if not _is_statically(given.shape, one) or not _is_statically(values.shape, one):
+        return False
+    if given.dtype != torch.int64 or values.dtype != made.dtype or not made.dtype.is_floating_point:
+        return False
+    if not made.device == given.device == values.device:
+        return False
+    sizes = zeros.args[0] if zeros.target is aten.zeros.default else zeros.args[1]
+    node.target, node.args = torch.ops.tsfuser.gather_backward.default, (source, sizes, dim, index)
+    return True
+
+
+def _is_statically(sizes: Any, wanted: Any) -> bool:
+    return len(sizes) == len(wanted) and all(statically_known_true(a == b) for a, b in zip(sizes, wanted))
 
 
 def _is_new(zeros: Any) -> bool:

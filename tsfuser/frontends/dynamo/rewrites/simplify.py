@@ -17,8 +17,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ..fx.insert import has_sizes_of, is_alike
 from ..fx.updates import move_last, updates
 from . import copies
+from .bools import without_bools
 from .fused_multiply_add import as_aten
-from .indexing import add_elements
+from .indexing import add_at_one_place, add_elements
 from .late_casts import cast_what_is_read
 
 aten = torch.ops.aten
@@ -33,6 +34,7 @@ def simplify(module: fx.GraphModule) -> None:
     move_last(graph)
     changed = bool(updates(graph))
     for node in list(graph.nodes):
+        changed = (node.op == "call_function" and without_bools(node)) or changed
         form = _form(node)
         changed = (form is not None and form(node)) or changed
     graph.eliminate_dead_code()  # what nobody reads is no reader
@@ -141,9 +143,7 @@ def _filled_with_bool(node: fx.Node) -> bool:
     *others, number = node.args
     if type(number) is not bool:
         return False
-    node.args = (*others, int(number))
-    if node.target is not aten.fill.Scalar:
-        node.kwargs = {**node.kwargs, "dtype": _dtype(node)}
+    node.args, node.kwargs = (*others, int(number)), {**node.kwargs, "dtype": _dtype(node)}
     return True
 
 
@@ -208,10 +208,10 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.full.default: _filled_with_bool,
     aten.full_like.default: _filled_with_bool,
     aten.new_full.default: _filled_with_bool,
-    aten.fill.Scalar: _filled_with_bool,
     aten.slice.Tensor: _slice,
     aten.slice_scatter.default: lambda node: _replaced(node) or copies.part_replaced(node),
     aten.index_put.default: add_elements,
+    aten.scatter_add.default: add_at_one_place,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,

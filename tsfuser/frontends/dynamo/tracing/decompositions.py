@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ....ops import table, without_row
 from .eager_layouts import EAGER_LAYOUTS
@@ -164,8 +164,9 @@ def _tried(function: Callable, *args, **kwargs) -> Any:
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     recorder = _Recorder()
+    own_args, own_kwargs = tree_map(lambda x: x, (args, kwargs))  # some change the lists that they are given
     with disable_proxy_modes_tracing(), recorder:
-        function(*args, **kwargs)
+        function(*own_args, **own_kwargs)
     if not recorder.others and 0 < recorder.with_rows <= _MOST:
         return function(*args, **kwargs)
     return NotImplemented

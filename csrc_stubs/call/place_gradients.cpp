@@ -1,11 +1,15 @@
-// tsfuser::nll_loss_backward: aten::nll_loss_backward, which is given the sizes of the log-probabilities
-// instead of them, as it reads nothing else of them. So nothing of the size of the logits is saved for it.
-// Example, for logits [4, 100]:
+// Gradients of reads at places. They are given the sizes of what was read, not its elements, so nothing of
+// that size is saved for them. Groups make them by comparing each place with its index.
 //
 //     tsfuser::nll_loss_backward(gradient, [4, 100], target, None, 1, -100, total_weight)
+//         aten::nll_loss_backward for log-probabilities [4, 100]
+//     tsfuser::gather_backward(gradient, [4, 100], 1, index)
+//         of gather(x, 1, index) for x [4, 100]
 
 #include <torch/library.h>
 #include <torch/torch.h>
+
+#include <utility>
 
 namespace tsfuser {
 namespace {
@@ -15,7 +19,12 @@ at::Tensor nll_loss_backward(const at::Tensor& gradient, c10::SymIntArrayRef siz
                              c10::SymInt ignore_index, const at::Tensor& total_weight) {
   const at::Tensor unread = at::empty_symint(sizes, gradient.options());
   const auto backward = sizes.size() == 4 ? at::nll_loss2d_backward_symint : at::nll_loss_backward_symint;
-  return backward(gradient, unread, target, weight, reduction, ignore_index, total_weight);
+  return backward(gradient, unread, target, weight, reduction, std::move(ignore_index), total_weight);
+}
+
+at::Tensor gather_backward(const at::Tensor& gradient, c10::SymIntArrayRef sizes, int64_t dim,
+                           const at::Tensor& index) {
+  return at::zeros_symint(sizes, gradient.options()).scatter_add_(dim, index, gradient);
 }
 
 }  // namespace
@@ -25,8 +34,10 @@ TORCH_LIBRARY_FRAGMENT(tsfuser, m) {
   m.def(
       "nll_loss_backward(Tensor gradient, SymInt[] sizes, Tensor target, Tensor? weight, int reduction, "
       "SymInt ignore_index, Tensor total_weight) -> Tensor");
+  m.def("gather_backward(Tensor gradient, SymInt[] sizes, int dim, Tensor index) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(tsfuser, CompositeExplicitAutograd, m) {
   m.impl("nll_loss_backward", tsfuser::nll_loss_backward);
+  m.impl("gather_backward", tsfuser::gather_backward);
 }

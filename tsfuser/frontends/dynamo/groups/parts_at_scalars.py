@@ -1,0 +1,110 @@
+"""Parts of a group with nothing but 0-dim tensors in common become groups: a batch of them is one launch.
+
+In: a typed graph with groups, before `make_batches`. Out: the same graph, in which such a group is several.
+Example: gradients that are clipped by their norm. One group of all would launch a kernel for each gradient,
+each of which computes the factor again. Before, and after, if there were more of them:
+
+    %a, %b = prim::CudaFusionGroup(%norms, %x, %y)     %factor = prim::CudaFusionGroup(%norms)
+                                                       %a = prim::CudaFusionGroup(%x, %factor)
+                                                       %b = prim::CudaFusionGroup(%y, %factor)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ....graph.wrapper import (
+    CONSTANT,
+    Graph,
+    Node,
+    Value,
+    facts,
+    graph_outputs,
+    ids,
+    is_tensor,
+    nodes_in,
+    operands,
+    outputs,
+)
+from ....grouping.groups import Group
+from ....grouping.outline import inline, outline
+from .batched_launches import LEAST, device_of
+
+
+def part_at_scalars(graph: Graph, groups: list[Group], is_possible: Callable[[str], bool]) -> list[Group]:
+    """Changes the graph; returns the groups that there are then. `is_possible`: as of `make_batches`."""
+    made: list[Group] = []
+    for group in groups:
+        parts = [] if group.written or not is_possible(device_of(group.node)) else _parts(group.node)
+        made += [group] if not parts else _parted(graph, group.node, parts)
+    return made
+
+
+def _parts(group: Node) -> list[list[int]]:
+    """The numbers of the subgraph's nodes that each new group gets, those that make scalars for others first.
+    Empty where the group stays one."""
+    subgraph = group.g("Subgraph")
+    nodes = nodes_in(subgraph)
+    homes = _connected(nodes)
+    found: dict[int, list[int]] = {}
+    for k, node in enumerate(nodes):
+        if node.kind() != CONSTANT:
+            found.setdefault(homes[k], []).append(k)
+    large = {v.unique() for v in graph_outputs(subgraph) if _links(v)}
+    parts = [
+        part for part in found.values() if any(not large.isdisjoint(ids(outputs(nodes[k]))) for k in part)
+    ]
+    if len(parts) < LEAST:
+        return []
+    first = [k for part in found.values() if part not in parts for k in part]
+    home = {key: homes[k] for k, node in enumerate(nodes) for key in ids(outputs(node))}
+    of_first = {homes[k] for k in first}
+    for k, node in enumerate(nodes):
+        read = {home[key] for key in ids(operands(node)) if key in home} - {homes[k]}
+        if node.kind() != CONSTANT and any(nodes[h].kind() != CONSTANT and h not in of_first for h in read):
+            return []  # it waits for a part
+    device = device_of(group)
+    alone = [v for k in first for v in operands(nodes[k]) if is_tensor(v)]
+    if first and not any(facts(v.type()).device == device for v in alone):
+        return []  # eager computes them on the CPU
+    return [sorted(first), *parts] if first else parts
+
+
+def _connected(nodes: list[Node]) -> list[int]:
+    """For each node the number of the first one to which tensors with dims, or lists, lead."""
+    above = list(range(len(nodes)))
+
+    def home(k: int) -> int:
+        while above[k] != k:
+            above[k] = above[above[k]]
+            k = above[k]
+        return k
+
+    seen: dict[int, int] = {}  # value -> a node that makes or reads it
+    for k, node in enumerate(nodes):
+        if node.kind() == CONSTANT:
+            continue
+        linked = [v for v in operands(node) if _links(v)]
+        linked += [v for v in outputs(node) if _links(v) or not is_tensor(v)]
+        for value in linked:
+            other = home(seen.setdefault(value.unique(), k))
+            one = home(k)
+            above[max(one, other)] = min(one, other)
+    return [home(k) for k in range(len(nodes))]
+
+
+def _links(value: Value) -> bool:
+    """Whether what reads the value, and is no constant, belongs together."""
+    if not is_tensor(value):
+        return value.node().kind() not in (CONSTANT, "prim::Param")
+    return facts(value.type()).rank != 0
+
+
+def _parted(graph: Graph, group: Node, parts: list[list[int]]) -> list[Group]:
+    nodes = inline(graph, group)
+    chosen = [[nodes[k] for k in part] for part in parts]
+    anchor = nodes[-1]
+    for node in [n for part in chosen for n in part]:
+        node.moveAfter(anchor)
+        anchor = node
+    return [Group(outline(graph, part), written=False) for part in chosen]
