@@ -33,6 +33,7 @@ if _mistake := interface.mistake(getattr(_C, "interface", None), _Path(__file__)
     raise ImportError(_mistake)
 
 from . import knobs, log, options
+from .ahead import warm
 from .debug import bandwidth, runs
 from .debug.check import check
 from .debug.explain import explain
@@ -50,7 +51,7 @@ from .planning import failures, planner
 
 __all__ = [
     "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options",
-    "reset", "stats", "thunder_executor",
+    "reset", "stats", "thunder_executor", "warm",
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows()}

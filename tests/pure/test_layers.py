@@ -14,8 +14,8 @@ PACKAGE = ROOT / "tsfuser"
 LAYERS = (
     ("version", "interface", "errors", "option_parsers", "options", "log"), ("ir",), ("ops",), ("segment",),
     ("schedule",), ("lower",), ("codegen",),
-    ("target",), ("graph",), ("joint",), ("planning",), ("grouping",), ("frontends",), ("debug",), ("knobs",),
-    ("commands",), ("__main__",),
+    ("target",), ("graph",), ("joint",), ("planning",), ("grouping",), ("frontends",), ("debug",),
+    ("knobs", "ahead"), ("commands",), ("__main__",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = RANK["graph"]  # layers below this one
