@@ -244,6 +244,8 @@ UNLISTED = {
     "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::unrounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::nll_loss_backward": "made of gradients of losses: test_compile_class_losses",
+    "tsfuser::gather_backward": "made of gradients of gather: test_compile_lookups",
+    "tsfuser::batch_norm_backward": "made of gradients of batch norms in joint graphs: test_joint_rules",
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
     "tsfuser::dropout_seed": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::dropout_mask": "made of dropouts in training: test_dropout_seeds",
