@@ -107,3 +107,19 @@ def test_three_parts_are_one_group(device):
     with torch.no_grad():
         run(*given)
     assert " in 1 group " in str(tsfuser.explain(run, *given))
+
+
+def test_random_numbers_are_drawn_by_one_group(device):
+    def function(*given):
+        factor = torch.rsqrt(given[0].square().sum() + 1.0)
+        return [torch.nn.functional.dropout(x * factor, 0.5) for x in given[1:]]
+
+    run = torch.compile(function, backend="tsfuser")
+    given = tensors(device)
+    with torch.no_grad():
+        run(*given)
+        found = run(*given)
+    assert " in 1 group " in str(tsfuser.explain(run, *given))
+    factor = torch.rsqrt(given[0].square().sum() + 1.0)
+    for mine, x in zip(found, given[1:]):
+        torch.testing.assert_close(mine, torch.where(mine == 0, mine, 2 * x * factor))

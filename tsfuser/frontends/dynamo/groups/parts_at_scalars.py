@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ....graph.effects import draws
 from ....graph.wrapper import (
     CONSTANT,
     Graph,
@@ -35,9 +36,14 @@ def part_at_scalars(graph: Graph, groups: list[Group], is_possible: Callable[[st
     """Changes the graph; returns the groups that there are then. `is_possible`: as of `make_batches`."""
     made: list[Group] = []
     for group in groups:
-        parts = [] if group.written or not is_possible(device_of(group.node)) else _parts(group.node)
+        parts = _parts(group.node) if _may_be_parted(group, is_possible) else []
         made += [group] if not parts else _parted(graph, group.node, parts)
     return made
+
+
+def _may_be_parted(group: Group, is_possible: Callable[[str], bool]) -> bool:
+    """Random numbers are drawn in the order of the program."""
+    return not group.written and not draws(group.node) and is_possible(device_of(group.node))
 
 
 def _parts(group: Node) -> list[list[int]]:
