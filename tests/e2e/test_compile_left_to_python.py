@@ -252,7 +252,7 @@ def test_bools_that_eager_rejects(function):
         function(x)
     with pytest.raises(RuntimeError) as ours:
         compiled(function)(x)
-    assert str(ours.value).partition("\n")[0] == str(eager.value).partition("\n")[0]
+    assert str(eager.value).partition("\n")[0] in str(ours.value)
 
 
 @torch.library.custom_op("tsfuser_left::add_one_", mutates_args=("x",))
