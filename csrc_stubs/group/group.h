@@ -126,7 +126,7 @@ class Group {
 };
 
 // The process-wide registry. Equal texts are one group; groups live as long as the process.
-Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text);
+Group* group_by_text(const std::shared_ptr<torch::jit::Graph>& graph, const std::string& text);
 Group* group_by_id(int64_t id);  // null if there is none
 // The group that a prim::CudaFusionGroup runs.
 Group* group_of(const torch::jit::Node* node);

@@ -31,7 +31,7 @@ Registry& registry() {
 
 }  // namespace
 
-Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text) {
+Group* group_by_text(const std::shared_ptr<torch::jit::Graph>& graph, const std::string& text) {
   const std::lock_guard<std::mutex> lock(registry().mutex);
   Group*& group = registry().by_text[text];
   if (!group) {
@@ -55,7 +55,7 @@ Group* group_of(const torch::jit::Node* node) {
     TORCH_CHECK(group, "tsfuser knows no group ", node->i(cache_id));
     return group;
   }
-  const auto subgraph = node->g(c10::attr::Subgraph);
+  const auto& subgraph = node->g(c10::attr::Subgraph);
   return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
 }
 
