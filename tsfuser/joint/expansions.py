@@ -98,6 +98,20 @@ def dropout(input, p, train):
     return input.native_dropout(p, train)[0]
 
 
+def _softmax(kind):
+    @expansion(f"aten::{kind}")
+    def write(self, dim, dtype):
+        """Eager casts first: torch has no derivative from one dtype to another, but on CUDA."""
+        if dtype is None:
+            return None
+        cast = self.writer("aten::to", self, structural(dtype, "a dtype"), False, False)
+        return self.writer(f"aten::{kind}", cast, dim, None)
+
+
+for _kind in ("softmax", "log_softmax"):
+    _softmax(_kind)
+
+
 @expansion("aten::special_ndtr")
 def special_ndtr(self):
     """Eager's formula."""
