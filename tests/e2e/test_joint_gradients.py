@@ -9,6 +9,7 @@ import tsfuser
 from kit.support import fresh, groups, script
 from tsfuser import _C
 from tsfuser.joint.packing import PACKED
+from tsfuser.schedule.machine import Machine
 
 pytestmark = pytest.mark.graphs
 
@@ -222,3 +223,37 @@ def test_a_result_that_eager_saves_must_not_be_written_to():
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 second.sum().backward()
         assert is_packed(scripted, *given)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_a_softmax_to_another_dtype(device, dtype):
+    def scores(x: Tensor, w: Tensor, dtype: int | None):
+        return torch.softmax(x * w, -1, dtype).sin() * torch.log_softmax(x, -1, dtype)
+
+    scripted, given = fresh(scores), leaves((3, 4), (4,), device=device, dtype=torch.float32)
+    assert_as_eager(scripted, scores, given, dtype)
+    assert is_packed(scripted, *given, dtype)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_seeds_of_dropouts_are_saved_instead_of_masks(device, weighted, monkeypatch):
+    """Second derivatives have the same mask. On the host, too, where it does not pay."""
+    monkeypatch.setattr(Machine, "draws_fast", True)
+
+    def dropped(x: Tensor, w: Tensor):
+        return (F.dropout(x * w, 0.25, training=True) * w).sin()
+
+    scripted = fresh(dropped)
+    x, w = torch.ones(33, 65, device=device, requires_grad=True), torch.ones(65, device=device)
+    w.requires_grad_(weighted)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            saved = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+                y = scripted(x, w)
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+    kept = (y != 0) / 0.75
+    torch.testing.assert_close(first.detach(), kept * torch.tensor(1 / 0.75).cos().item())
+    torch.testing.assert_close(second, -kept * kept * torch.tensor(1 / 0.75).sin().item())
+    assert torch.int64 in {t.dtype for t in saved} and torch.bool not in {t.dtype for t in saved}

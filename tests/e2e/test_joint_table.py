@@ -3,25 +3,17 @@
 import pytest
 import torch
 
-from kit.joint_measures import PROGRAMS, classify, encoder, joint, operands, scripted
+from kit.joint_measures import PROGRAMS, encoder, joint, operands, scripted
 from tsfuser import _C
+from tsfuser.schedule.machine import Machine
 
 pytestmark = pytest.mark.graphs
 
 
-#: Where scripted training is ahead on CUDA, and why: it saves 8,144 bytes less of the encoder; ten kernels
-#: of torch add up the gradient of `table[index]`.
-_BEHIND_ON_CUDA = {
-    encoder: "seeds of dropouts instead of masks are not ported",
-    classify: "the gradient of an index in a group is not ported",
-}
-
-
 @pytest.fixture(autouse=True)
-def _known(request):
-    reason = _BEHIND_ON_CUDA.get(request.getfixturevalue("program"))
-    if reason and request.getfixturevalue("device") == "cuda":
-        request.applymarker(pytest.mark.xfail(strict=False, reason=reason))
+def drawn_again(monkeypatch):
+    """Dropouts save seeds on the host, too, where it does not pay."""
+    monkeypatch.setattr(Machine, "draws_fast", True)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)

@@ -16,6 +16,7 @@ from tsfuser.graph.functionalize import functionalize
 from tsfuser.graph.types import infer_missing_types
 from tsfuser.joint.passes import divide
 from tsfuser.joint.reverse import reverse
+from tsfuser.joint.seeds import draw_again
 
 from .derivatives import runnable, traced
 from .support import counted, fresh, no_fallback
@@ -120,6 +121,7 @@ def joint(program, given, calls=2):
     given = [t.detach() for t in given]
     graph = infer_missing_types(functionalize(traced(program, given)))
     parts = divide(reverse(graph, mask))
+    draw_again(parts)
     forward, backward = program_of(parts.forward), program_of(parts.backward)
     for _ in range(calls):
         made, first = _counted(lambda: forward(*given))

@@ -83,6 +83,10 @@ ALLOWED = {
         "native_layer_norm batch_norm to",
         "the norms that it writes out, and the nodes that it makes",
     ),
+    "tsfuser/joint/seeds.py": (
+        "dropout_seed dropout_mask native_dropout native_dropout_backward",
+        "the nodes that it makes, and of which",
+    ),
     "tsfuser/joint/reverse.py": ("to type_as _grad_sum_to_size", "the nodes that it makes"),
     "tsfuser/joint/terms.py": (
         "neg add sub rsub mul div pow eq ne lt le gt ge logical_and logical_or logical_not",

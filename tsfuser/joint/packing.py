@@ -47,6 +47,7 @@ from .reverse import reverse
 from .roles import Roles
 from .rules import RULES, second
 from .rules.products import STATISTICS
+from .seeds import draw_again
 from .terms import DTYPE_NUMBERS
 
 PACKED = "prim::DifferentiableGraph"
@@ -54,8 +55,9 @@ PACKED = "prim::DifferentiableGraph"
 _NAME = "joint_input"
 
 
-def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False) -> Graph:
-    """`graph`, which is changed, as one node. Raises Refusal with the reason where it has to stay."""
+def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False, seeds: bool = True) -> Graph:
+    """`graph`, which is changed, as one node. `seeds`: dropouts may save these. Raises Refusal with the
+    reason where it has to stay."""
     for node in nodes_in(graph):
         if effect(node) != PURE and not secretly_written(node):
             raise Refusal(f"{node.kind()} does more than it returns")
@@ -65,6 +67,8 @@ def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False) -> Gra
     if not joint.asked or not joint.differentiated:
         raise Refusal("no result has a gradient that an input wants")
     parts, again = _again(divide(joint, keep_inputs), wanted)
+    if seeds:
+        draw_again(parts, again)
     packed = _packed(parts, again)
     behind.write(packed)
     if len(graph_outputs(packed)) != 1:

@@ -87,7 +87,8 @@ def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -
     note_types(graph, numbers)
     if nodes_without_types(graph):
         infer_missing_types(graph)
-    return pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"))
+    seeds = not options.disabled("recompute") and not options.enabled("eager_random")
+    return pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"), seeds=seeds)
 
 
 def _check_dtypes(graph: Graph) -> None:
