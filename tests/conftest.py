@@ -21,7 +21,9 @@ from kit import autodiff_only, torch_ops
 from kit.launches import FIBERS
 
 os.environ.setdefault("TSFUSER_PROGRESS", "0")  # what tests look for on stderr does not depend on the machine
-os.environ.setdefault("TSFUSER_STORED_PLANS", "0")  # what planning does is tested, in each run
+# What tracing and planning do is tested, in each run.
+os.environ.setdefault("TSFUSER_STORED_PLANS", "0")
+os.environ.setdefault("TSFUSER_STORED_GRAPHS", "0")
 os.environ.setdefault(
     "TSFUSER_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"tsfuser-tests-{os.getuid()}")
 )

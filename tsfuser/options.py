@@ -136,6 +136,9 @@ TABLE = (
     Option("stored_plans", "TSFUSER_STORED_PLANS", True, parsers.switch,
            "Whether plans, and what was found out about ops, are kept beside the kernels, so that the next "
            "process does none of that again."),
+    Option("stored_graphs", "TSFUSER_STORED_GRAPHS", True, parsers.switch,
+           "Whether what torch.compile has traced and grouped is kept beside the plans, so that the next "
+           "process does not trace it again."),
     Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120,
            parsers.number_from(1, 1_000_000, "a number of seconds"),
            "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "

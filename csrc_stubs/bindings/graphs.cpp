@@ -4,6 +4,8 @@
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
 #include "graph/memory.h"
+#include "graph/places.h"
+#include "graph/written_graph.h"
 #include "group/group.h"
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
@@ -13,7 +15,6 @@
 #include "torchscript/weight_casts.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/jit/frontend/source_range.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/lower_tuples.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
@@ -33,32 +34,6 @@ namespace tsfuser {
 namespace {
 
 using GraphPtr = std::shared_ptr<torch::jit::Graph>;
-
-// A line of source: file, line, column, text.
-using Frame = std::tuple<std::string, size_t, size_t, std::string>;
-
-// Where a node comes from: its own place, then those of the calls around it that were inlined. The code of a
-// module that was loaded is made from what was saved; the lines from which that was made are saved with it.
-std::vector<Frame> frames(const torch::jit::Node& node) {
-  std::vector<Frame> result;
-  const auto add = [&](const torch::jit::SourceRange& own) {
-    const auto range = own.findSourceRangeThatGenerated().value_or(own);
-    if (const auto place = range.file_line_col()) {
-      const auto& source = range.source();
-      const auto& [file, line, column] = *place;
-      result.emplace_back(file, line, column,
-                          source->get_line(source->lineno_for_offset(range.start())).str());
-    }
-  };
-  add(node.sourceRange());
-  if (const auto& calls = node.callstack()) {
-    auto stack = (*calls)->vec();  // outermost first
-    for (auto call = stack.rbegin(); call != stack.rend(); ++call) {
-      add(std::get<1>(*call));
-    }
-  }
-  return result;
-}
 
 std::optional<std::unordered_set<std::string>> static_values(const GraphPtr& graph) {
   const StaticValues values(*graph);
@@ -140,13 +115,6 @@ std::vector<std::pair<ExecutorState, ExecutorState>> differentiable_states(torch
     states.emplace_back(state_of(*forward), state_of(*backward));
   }
   return states;
-}
-
-// Has the node stand for a line of source.
-void set_place(torch::jit::Node& node, const std::string& file, size_t line, const std::string& text) {
-  // of a range that is all of its source, messages do not tell the file
-  const auto source = std::make_shared<torch::jit::Source>(text + "\n", file, line);
-  node.setSourceRange({source, 0, text.size()});
 }
 
 }  // namespace
@@ -271,6 +239,12 @@ void bind_graphs(py::module_& m) {
     return torch::jit::RemoveTensorMutation(
         graph, [&wanted](torch::jit::Node* node) { return wanted.count(node) != 0; });
   });
+  m.def(
+      "write_graph", [](const GraphPtr& graph) { return py::bytes(write_graph(graph)); },
+      "A graph as bytes. RuntimeError or ValueError where it would not come back as it is.");
+  m.def(
+      "read_graph", [](const py::bytes& bytes) { return read_graph(bytes); },
+      "The graph of such bytes, whose writer has to be known: they are a pickle of torch's.");
   m.def("group_id",
         [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
   m.def("group_graph", [](int64_t id) { return known_group(id).graph; });

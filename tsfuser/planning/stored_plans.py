@@ -43,7 +43,7 @@ _SUFFIX = ".plans"
 #: The options that no plan depends on.
 _APART = frozenset(
     "log_levels on_at_import use_nnc no_fallback trace library_path cache_dir compile_timeout progress "
-    "stored_plans".split()
+    "stored_plans stored_graphs".split()
 )
 
 
@@ -101,11 +101,16 @@ def shelf_of(group_id: int, call: Call, device: str, batched: bool) -> Shelf | N
         return None
     if graph is None or made_by is None:
         return None
-    chosen = {option.name: options.get(option.name) for option in options.TABLE if option.name not in _APART}
+    chosen = chosen_options()
     arguments = tuple(ahead.structure(call))
     settings = tuple(map(str, ahead.settings()))
     key = ("plans", VERSIONS, repr(chosen), made_by, settings, graph, arguments, call.varies, batched)
     return Shelf(compile.disk_cache(device), key, device)
+
+
+def chosen_options() -> dict[str, object]:
+    """The options on which what is stored depends."""
+    return {option.name: options.get(option.name) for option in options.TABLE if option.name not in _APART}
 
 
 def serves(plan: Plan, leaves: list[int]) -> bool:

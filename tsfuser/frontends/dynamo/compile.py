@@ -29,6 +29,8 @@ from .joint_graph.partition import LENT, partition
 from .joint_graph.repeats import merge_repeats
 from .joint_graph.saved_gaps import SavedGaps
 from .program import compile_graph
+from .stored import torch_cache
+from .stored.request import Request, wanted
 from .tracing.decompositions import decompositions
 from .tracing.whole_ops import whole_ops
 
@@ -55,9 +57,12 @@ def backend(
         )
     expect_cuda()
     graphs = CudaGraphs() if mode == "reduce-overhead" else None
-    compiler = partial(_compile, settings, watch.arrived(module), graphs, Roundings(), SavedGaps())
+    source = watch.arrived(module)
+    request = Request(settings, source) if wanted(graphs is not None) else None
+    compiler = partial(_compile, settings, source, graphs, Roundings(), SavedGaps(), request)
+    forward = partial(compiler, "forward")
     compiled = aot_autograd(
-        fw_compiler=partial(compiler, "forward"),
+        fw_compiler=forward if request is None else torch_cache.serializable(forward),
         bw_compiler=partial(compiler, "backward"),
         inference_compiler=partial(compiler, "inference"),
         partition_fn=partial(partition, recompute=settings.recompute, layout=settings.channels_last),
@@ -65,7 +70,8 @@ def backend(
         keep_inference_input_mutations=True,
     )
     try:
-        with whole_ops(sizes_vary=any(isinstance(value, torch.SymInt) for value in inputs)):
+        varies = any(isinstance(value, torch.SymInt) for value in inputs)
+        with whole_ops(sizes_vary=varies), torch_cache.asked(request):
             return compiled(module, inputs)
     except (TorchDynamoException, *exceptions_allowed_to_be_fallback):
         raise  # torch breaks the graph, or traces it again
@@ -80,6 +86,7 @@ def _compile(
     graphs: CudaGraphs | None,
     roundings: Roundings,
     gaps: SavedGaps,
+    request: Request | None,
     role: str,
     module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -90,7 +97,10 @@ def _compile(
         gaps.apply(module)
     donated = _donated(module) if role == "backward" and graphs is None else ()
     origin = watch.Origin(source, role)
-    call = compile_graph(module, settings, origin, donated, roundings.passes(role), gaps)
+    keep = None if request is None else partial(request.note, role)
+    call = compile_graph(module, settings, origin, donated, roundings.passes(role), gaps, keep)
+    if request is not None and request.has(role):
+        torch_cache.mark(call, request.key)
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
 
 

@@ -28,6 +28,11 @@ _log = logging.getLogger(__name__)
 _NO_OPS = (CONSTANT, "prim::ListConstruct", "prim::ListUnpack", "tsfuser::in_order")
 
 
+def shows_graphs() -> bool:
+    """Whether the log has the graphs on their way."""
+    return _log.isEnabledFor(logging.DEBUG)
+
+
 def arrived(origin: Origin, module: fx.GraphModule) -> None:
     """Logs AOTAutograd's graph."""
     if _log.isEnabledFor(logging.DEBUG):

@@ -46,11 +46,13 @@ def compile_graph(
     donated: Collection[int] = (),
     roundings: Sequence[Pass] = (),
     gaps: SavedGaps | None = None,
+    keep: Callable[[Translation], object] | None = None,
 ) -> Callable[[list], Any]:
     """The boxed function. The module runs as it is if it takes lengths of nested tensors, or if this fails,
     with a warning. If the module has an `origin`, `watch` gets the outcome. `donated`: the positions of
     arguments over which the function may write, if it gets the last reference to them. `roundings`: those of
-    `fuse`. `gaps` gets the strides of what a forward saves with gaps."""
+    `fuse`. `gaps` gets the strides of what a forward saves with gaps, `keep` the graph with its groups, if
+    that is all that runs."""
     kept = Kept(module)
     try:
         if origin is not None:
@@ -60,6 +62,8 @@ def compile_graph(
         compiled = _whole(module, settings, origin, donated, roundings)
         if gaps is not None:
             gaps.note(compiled.gaps)
+        if keep is not None and not compiled.foreign:
+            keep(compiled.programs[""][0])
         if origin is not None:
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
@@ -169,7 +173,12 @@ def _program(
     with applied(settings):
         owns_inputs = origin is not None and origin.role == "backward"
         refusals = fuse(translation, owns_inputs, donated, roundings)
-    program = _C.GraphProgram(
+    return native(translation), refusals
+
+
+def native(translation: Translation) -> _C.GraphProgram:
+    """What runs a graph with groups."""
+    return _C.GraphProgram(
         translation.graph,
         translation.constants,
         translation.updates,
@@ -178,7 +187,6 @@ def _program(
         _modes_may_be_hidden,
         translation.donated,
     )
-    return program, refusals
 
 
 def _is_single(module: fx.GraphModule) -> bool:

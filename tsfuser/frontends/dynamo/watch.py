@@ -79,6 +79,11 @@ def watching() -> Iterator[tuple[list[Source], list[Outcome]]]:
             _watchers[:] = [other for other in _watchers if other is not seen]
 
 
+def is_watched() -> bool:
+    """Whether somebody collects graphs and outcomes."""
+    return bool(_watchers)
+
+
 def arrived(module: fx.GraphModule) -> Source:
     """Registers a new graph of TorchDynamo."""
     reason = getattr(module, "compile_subgraph_reason", None)

@@ -1,0 +1,29 @@
+// Typed graphs as bytes. torch's own text of a graph cannot be read back where a node has a subgraph (each
+// group) or no result (each write in place).
+//
+// In: a graph. Out: bytes from which another process makes the same graph: nodes with attributes, blocks and
+// subgraphs, types, names, the lines of source that they stand for, and the groups' texts, by which that
+// process numbers its groups. Call stacks and scopes are left out. Example:
+//
+//   const std::string bytes = write_graph(graph);
+//   const auto same = read_graph(bytes);
+//
+// The bytes are a zip file of IValues, as `torch.save` writes them, and are no safer than any other pickle
+// of torch: who reads them has to know who has written them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+namespace torch::jit {
+struct Graph;
+}
+
+namespace tsfuser {
+
+// Throws where the graph holds something that would not come back as it was.
+std::string write_graph(const std::shared_ptr<torch::jit::Graph>& graph);
+// Throws where the bytes are not those of a graph.
+std::shared_ptr<torch::jit::Graph> read_graph(const std::string& bytes);
+
+}  // namespace tsfuser

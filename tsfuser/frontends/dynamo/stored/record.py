@@ -1,0 +1,125 @@
+"""What is kept of a compiled graph of TorchDynamo.
+
+In: what AOTAutograd knows of it, as its own cache would keep it, and by role ("forward", "backward",
+"inference") the graph that runs. Out: bytes; and from these the function that AOTAutograd would return,
+without tracing, passes and groups. The bytes hold pickles: who reads them has to know who has written them,
+as DiskCache does. Example:
+
+    content = record.write(entry, {"inference": program})
+    call, programs = record.read(content, args, aot_config)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .... import _C
+from ....errors import Refusal
+from ..program import boxed, native
+from ..translation.translate import Translation
+
+#: What AOTAutograd keeps for its logs only: long texts.
+_FOR_LOGS = ("aot_joint_graph_str", "aot_forward_graph_str", "aot_backward_graph_str", "min_cut_info_str")
+_LARGEST = 1 << 20  # bytes of the tensors that a graph owns
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph with groups, written, and what else `GraphProgram` wants."""
+
+    graph: bytes
+    constants: tuple[torch.Tensor, ...]
+    updates: tuple[tuple[int, int], ...]
+    results: tuple[int | None, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    donated: tuple[int, ...]
+
+    @staticmethod
+    def of(made: Translation) -> Program:
+        """Raises where the graph would not come back as it is."""
+        if any(tensor.device.type != "cpu" for tensor in made.constants):
+            raise Refusal("it owns a tensor on a GPU")
+        if sum(tensor.untyped_storage().nbytes() for tensor in made.constants) > _LARGEST:
+            raise Refusal("it owns large tensors")
+        with _disable_current_modes():
+            written = _C.write_graph(made.graph)
+        orders = tuple(None if order is None else tuple(order) for order in made.orders)
+        updates = tuple((int(to), int(by)) for to, by in made.updates)
+        return Program(
+            written, tuple(made.constants), updates, tuple(made.results), orders, tuple(made.donated)
+        )
+
+    def translation(self) -> Translation:
+        """As `fuse` has left it."""
+        orders = [None if order is None else list(order) for order in self.orders]
+        return Translation(
+            _C.read_graph(self.graph),
+            list(self.constants),
+            list(self.results),
+            list(self.updates),
+            orders,
+            donated=list(self.donated),
+        )
+
+
+@dataclass
+class _Forward:
+    """What AOTAutograd asks for the compiled forward, or inference."""
+
+    call: Callable[[list], Any]
+
+    def load(self, example_inputs: Any) -> Callable[[list], Any]:
+        return self.call
+
+    def post_compile(self, result: Callable[[list], Any], config: Any) -> Callable[[list], Any]:
+        return result
+
+
+@dataclass
+class _Backward(_Forward):
+    """The same for the backward."""
+
+    backward_state_indices: list[int]
+    num_symints_saved_for_bw_: int
+
+    def post_compile(self, result: Callable[[list], Any], config: Any) -> Callable[[list], Any]:
+        return torch._dynamo.disable(result, reason="a compiled backward is not traced")
+
+
+def write(entry: Any, programs: Mapping[str, Program]) -> bytes:
+    """The bytes. Raises where something cannot be written, and Refusal where sizes of the call decide."""
+    if entry.guards_expr not in (None, "", "True"):
+        raise Refusal(f"it holds only where {entry.guards_expr}")
+    if entry.maybe_subclass_meta is not None:
+        raise Refusal("it takes subclasses of Tensor")
+    fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+    fields.update({name: None for name in _FOR_LOGS if name in fields}, guards_expr=None, compiled_fw=None)
+    backward = fields["compiled_bw"]
+    if backward is not None:
+        fields["compiled_bw"] = (backward.backward_state_indices, backward.num_symints_saved_for_bw_)
+    with _disable_current_modes():
+        return pickle.dumps((fields, dict(programs)), protocol=5)
+
+
+def read(
+    content: bytes, args: list[Any], aot_config: Any
+) -> tuple[Callable[..., Any], dict[str, Translation]]:
+    """What AOTAutograd returns, and by role the graphs."""
+    from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
+
+    with _disable_current_modes():
+        fields, programs = pickle.loads(content)
+        made = {role: program.translation() for role, program in programs.items()}
+    calls = {role: boxed(native(translation)) for role, translation in made.items()}
+    backward = fields.pop("compiled_bw")
+    fields["compiled_fw"] = _Forward(calls["inference" if backward is None else "forward"])
+    kept_backward = None if backward is None else _Backward(calls["backward"], *backward)
+    entry: Any = GenericAOTAutogradResult(compiled_bw=kept_backward, **fields)
+    return entry.wrap_post_compile(args, aot_config, {}), made

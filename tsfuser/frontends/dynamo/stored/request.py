@@ -1,0 +1,130 @@
+"""One compilation of a graph of TorchDynamo, and its record on disk.
+
+In: what torch compiles. Out: the record's function, if a process has kept one; else the graphs are noted as
+they are compiled, and kept once AOTAutograd knows all of them: after the first backward, in training. What
+goes wrong is a miss. Example, by torch_cache:
+
+    call = request.find(module, args, aot_config)
+    if call is None:
+        ...                      # torch traces; our compilers call request.note(role, translation)
+        request.keep(entry)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from .... import log, options
+from ....errors import Refusal
+from ....grouping.support import Refusals
+from ....planning import compile, interrupts
+from ....target import counters
+from .. import counts, logs, watch
+from ..settings import Settings
+from ..translation.translate import Translation
+from . import record
+from .graph_text import arguments_text, graph_text
+from .surroundings import surroundings
+
+_SUFFIX = ".graph"
+
+
+class Key(str):
+    """The digest of all that a compiled graph depends on, which torch hands back to us with what it keeps."""
+
+    request: Request
+
+
+class Request:
+    """`source`: the graph of TorchDynamo, for logs."""
+
+    def __init__(self, settings: Settings, source: watch.Source) -> None:
+        self._settings, self._source = settings, source
+        self.key: Key | None = None
+        self._programs: dict[str, record.Program] = {}
+
+    def find(self, module: Any, args: list[Any], aot_config: Any) -> Callable[..., Any] | None:
+        """The function of AOTAutograd, from disk."""
+        try:
+            self.key = self._key(module, args, aot_config)
+            content = _cache().read(self.key, _SUFFIX)
+            if content is None:
+                return None
+            call, made = record.read(content, args, aot_config)
+        except Exception as error:
+            self._left("no compiled graph could be read from disk", error)
+            return None
+        counters.count("graphs_read")
+        for role, translation in made.items():
+            origin = watch.Origin(self._source, role)
+            logs.done(watch.Outcome(origin, module, {"": (translation, Refusals())}, {}))
+            counts.count((), "")
+        return call
+
+    def note(self, role: str, made: Translation) -> None:
+        """Takes the graph that was compiled for a role."""
+        try:
+            if self.key is not None:
+                self._programs[role] = record.Program.of(made)
+        except Exception as error:
+            self._left("a compiled graph is not kept on disk", error)
+
+    def has(self, role: str) -> bool:
+        """Whether the graph of the role can be kept."""
+        return role in self._programs
+
+    def keep(self, entry: Any) -> None:
+        """Puts the record on disk."""
+        try:
+            roles = {"inference"} if entry.compiled_bw is None else {"forward", "backward"}
+            if set(self._programs) == roles:
+                _cache().put(self.key, _SUFFIX, record.write(entry, self._programs))
+        except Exception as error:
+            self._left("a compiled graph is not kept on disk", error)
+
+    def _key(self, module: Any, args: list[Any], aot_config: Any) -> Key:
+        """Raises Refusal."""
+        if not isinstance(module, fx.GraphModule):
+            raise Refusal("its inputs are lists")
+        of_arguments = arguments_text(args)
+        devices = {str(value.device) for value in args}
+        of_torch = (
+            aot_config.num_params_buffers,
+            aot_config.keep_inference_input_mutations,
+            aot_config.dynamic_shapes,
+            aot_config.is_export,
+            aot_config.no_tangents,
+            aot_config.pre_dispatch,
+            tuple(aot_config.static_input_indices or ()),
+        )
+        written = repr((surroundings(self._settings, devices), of_torch, of_arguments, graph_text(module)))
+        key = Key(hashlib.sha256(written.encode()).hexdigest())
+        key.request = self
+        return key
+
+    def _left(self, what: str, error: Exception) -> None:
+        interrupts.pass_on(error)
+        reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+        log.write("kernel_cache", what, f"graph {self._source.number}: {reason}")
+
+
+def wanted(graphs_of_cuda: bool) -> bool:
+    """Whether compiled graphs are kept: not where somebody wants to see how they are made, nor where a CUDA
+    graph is made of them."""
+    return (
+        options.get("stored_graphs")
+        and not graphs_of_cuda
+        and not watch.is_watched()
+        and not logs.shows_graphs()
+        and not options.get("dump")
+        and not any(log.enabled(name) for name in ("graph_fuser", "partition", "parser"))
+        and not log.enabled("kernel_cache", log.UPDATE)
+    )
+
+
+def _cache() -> Any:
+    return compile.disk_cache("cpu")

@@ -1,0 +1,93 @@
+"""Where AOTAutograd asks for a compiled graph, and hands over what it knows of one.
+
+torch keeps compiled graphs of inductor by `AOTAutogradCache.try_load` and `save`. Its key does not know of
+other backends, and takes seconds of imports. So for the graphs that we compile, and only for these, both ask
+the `Request` of this thread instead; other backends get torch's functions as they are. Example:
+
+    with asked(Request(settings, source)):
+        aot_autograd(fw_compiler=serializable(forward), ...)(module, inputs)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .request import Key, Request
+
+_mine = threading.local()  # registry: the request of each thread
+
+
+@contextlib.contextmanager
+def asked(request: Request | None) -> Iterator[None]:
+    """What torch compiles in this context, in this thread, is looked for by the request."""
+    before, _mine.request = getattr(_mine, "request", None), request
+    try:
+        _install()
+        yield
+    finally:
+        _mine.request = before
+
+
+def serializable(compiler: Callable[..., Any]) -> Any:
+    """`compiler` for AOTAutograd, which asks its cache only for those of this class."""
+    from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
+    from torch._inductor.output_code import OutputCode
+
+    return SerializableAOTDispatchCompiler(OutputCode, compiler)
+
+
+def mark(call: Any, key: Key) -> None:
+    """Marks what a compiler returns as something that torch hands over to its cache."""
+    call._fx_graph_cache_key = key
+
+
+@functools.cache
+def _install() -> None:
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, should_bundle_autograd_cache
+
+    load, save = AOTAutogradCache.try_load, AOTAutogradCache.save
+
+    @functools.wraps(load)
+    def try_load(module: Any, args: Any, aot_config: Any, *rest: Any, **named: Any) -> Any:
+        request = getattr(_mine, "request", None)
+        if request is None:
+            return load(module, args, aot_config, *rest, **named)
+        call = None
+        if not should_bundle_autograd_cache():  # there torch keeps what compilers return, as it is
+            call = request.find(module, list(args), aot_config)
+            if call is None and request.key is not None:
+                aot_config = _with_key(aot_config, request.key)
+        return (call, aot_config) if _config_is_frozen() else call
+
+    @functools.wraps(save)
+    def save_ours(key: Any, entry: Any, remote: bool) -> None:
+        if isinstance(key, Key):
+            key.request.keep(entry)
+        else:
+            save(key, entry, remote)
+
+    AOTAutogradCache.try_load = staticmethod(try_load)
+    AOTAutogradCache.save = staticmethod(save_ours)
+
+
+def _config_is_frozen() -> bool:
+    """As since torch 2.13, where `try_load` returns the one that is used from there on, too."""
+    from torch._functorch._aot_autograd.schemas import AOTConfig
+
+    return AOTConfig.__dataclass_params__.frozen
+
+
+def _with_key(aot_config: Any, key: Key) -> Any:
+    from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
+
+    info = AOTAutogradCacheInfo(key, time.time_ns(), forward_symints=[])
+    if _config_is_frozen():
+        return dataclasses.replace(aot_config, cache_info=info)
+    aot_config.cache_info = info
+    return aot_config
