@@ -69,7 +69,7 @@ def test_a_file_is_made_once_and_then_hit(cache):
     first = cache.get("key", ".txt", write("made"))
     again = DiskCache(cache.directory).get("key", ".txt", never)
     assert first == again and again.content == b"made"
-    assert counters.snapshot() == {"kernels_compiled": 1, "disk_hits": 1, "plans_read": 0}
+    assert counters.snapshot() == {"kernels_compiled": 1, "disk_hits": 1, "plans_read": 0, "graphs_read": 0}
 
 
 def test_other_keys_and_suffixes_are_other_files(cache):
@@ -145,7 +145,7 @@ def test_a_failure_leaves_nothing_behind(cache):
     with pytest.raises(CompileError):
         cache.get("key", ".txt", fail)
     assert cache.get("key", ".txt", write("made")).content == b"made"
-    assert counters.snapshot() == {"kernels_compiled": 1, "disk_hits": 0, "plans_read": 0}
+    assert counters.snapshot() == {"kernels_compiled": 1, "disk_hits": 0, "plans_read": 0, "graphs_read": 0}
     assert not cache._making
 
 

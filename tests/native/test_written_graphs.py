@@ -20,7 +20,8 @@ GRAPHS = {
   %y : Tensor = aten::mul(%x, %f)
   return (%y, %list, %s, %none, %true, %d, %fixed)""",
     "types": """graph(%x : Float(3, 5, strides=[7, 1], requires_grad=1, device=cpu),
-      %y : Half(2, 3, device=cuda:1), %z : Tensor?, %w : (int, Tensor[]), %u : Double(*, *, requires_grad=0), %v : Scalar, %t : complex):
+      %y : Half(2, 3, device=cuda:1), %z : Tensor?, %w : (int, Tensor[]),
+      %u : Double(*, *, requires_grad=0), %v : Scalar, %t : complex):
   return (%x, %y, %z, %w, %u, %v, %t)""",
     "blocks": """graph(%x : Tensor, %n : int, %c : bool):
   %true : bool = prim::Constant[value=1]()

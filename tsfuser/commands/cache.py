@@ -15,13 +15,14 @@ from collections import Counter
 from .. import options
 from ..target.disk_cache import LIMIT, DiskCache
 
-SUMMARY = "show, list or delete the kernels and plans that are kept on disk"
+SUMMARY = "show, list or delete the kernels, plans and graphs that are kept on disk"
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 #: What a file is, by its suffix.
 _KINDS = {
     ".so": "kernels for CPU tensors",
     ".cubin": "kernels for CUDA tensors",
+    ".graph": "graphs of torch.compile",
     ".cpp": "sources that failed",
     ".cu": "sources that failed",
 }

@@ -27,9 +27,10 @@ def stats() -> Mapping[str, Any]:
     `exact_hits`, `class_hits`, `launches`, `python_calls` (how often C++ called Python to group a graph,
     plan or warn), `kernels_compiled`, `disk_hits` (kernels from disk), `plans_read` (those of `plans_built`
     that another process, or group, had made: they came from disk), which are integers, and `fallbacks`
-    (reason -> calls). Of torch.compile: `graphs`, forward and backward ones, that were translated, and
-    `graph_calls` (integers; a call of a graph that Python cuts counts once for each piece); `left_to_python`
-    (reason -> nodes) and `graphs_unfused` (reason -> graphs). `passes_failed` (failure -> graphs): passes
+    (reason -> calls). Of torch.compile: `graphs`, forward and backward ones, that were translated or read,
+    `graphs_read`, those of TorchDynamo that came from disk, and `graph_calls` (integers; a call of a graph
+    that Python cuts counts once for each piece); `left_to_python` (reason -> nodes) and `graphs_unfused`
+    (reason -> graphs). `passes_failed` (failure -> graphs): passes
     that gave up by a mistake of tsfuser's; the graphs run unfused. `optimised_too_early` (function ->
     graphs): what torch has optimised while fusion was off, and runs unfused; a reset does not change that."""
     early = {"optimised_too_early": unfused_functions.names()}
