@@ -162,6 +162,31 @@ def test_the_seed_gives_the_same_numbers_whether_read_or_traced(store):
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
+@pytest.mark.parametrize("kept_first", [True, False])
+def test_a_backward_that_runs_twice(store, kept_first):
+    """Whether the first process has run it once or twice."""
+    model, x = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Tanh()), leaf(8, 16)
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    loss = again(model)(x).square().sum()
+    torch.autograd.grad(loss, x, retain_graph=kept_first)
+    compiled = again(model)
+    loss = compiled(x).square().sum()
+    for times in range(3):
+        (found,) = torch.autograd.grad(loss, x, retain_graph=times < 2)
+        assert_matches(found, expected, ops=1 << 10)
+    assert tsfuser.stats()["graphs_read"] == 1
+    with pytest.raises(RuntimeError, match="second time|already been freed"):
+        loss.backward()
+
+
+def test_options_that_change_before_the_backward(store):
+    x = leaf(4, 6)
+    y = again(first)(x)
+    with options.override(disable=frozenset({"fma"})):
+        y.sum().backward()
+    assert files(store) == []
+
+
 def first(x):
     return (x * 2).sin() + 1
 

@@ -28,7 +28,7 @@ from ..settings import Settings
 from ..translation.translate import Translation
 from . import record
 from .graph_text import arguments_text, graph_text
-from .surroundings import surroundings
+from .surroundings import lasting, surroundings
 
 _SUFFIX = ".graph"
 
@@ -45,6 +45,7 @@ class Request:
     def __init__(self, settings: Settings, source: watch.Source) -> None:
         self._settings, self._source = settings, source
         self.key: Key | None = None
+        self._lasting: tuple = ()
         self._programs: dict[str, record.Program] = {}
 
     def find(self, module: Any, args: list[Any], aot_config: Any) -> Callable[..., Any] | None:
@@ -68,8 +69,11 @@ class Request:
     def note(self, role: str, made: Translation) -> None:
         """Takes the graph that was compiled for a role."""
         try:
-            if self.key is not None:
-                self._programs[role] = record.Program.of(made)
+            if self.key is None:
+                return
+            if self._lasting != lasting(self._settings):
+                raise Refusal("options have changed since the forward was compiled")
+            self._programs[role] = record.Program.of(made)
         except Exception as error:
             self._left("a compiled graph is not kept on disk", error)
 
@@ -90,6 +94,7 @@ class Request:
         """Raises Refusal."""
         if not isinstance(module, fx.GraphModule):
             raise Refusal("its inputs are lists")
+        self._lasting = lasting(self._settings)
         of_arguments = arguments_text(args)
         devices = {str(value.device) for value in args}
         of_torch = (

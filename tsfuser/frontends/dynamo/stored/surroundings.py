@@ -31,16 +31,27 @@ def surroundings(settings: Settings, devices: set[str]) -> tuple:
         if identity is None:
             raise Refusal(f"nothing can be compiled for {device}")
         made_by.append((device, repr(identity)))
-    chosen = stored_plans.chosen_options()
+    return (
+        _FORMAT,
+        stored_plans.VERSIONS,
+        tuple(made_by),
+        lasting(settings),
+        _torch_state(),
+        _configurations(),
+    )
+
+
+def lasting(settings: Settings) -> tuple:
+    """What must not change between the forward and the first backward, which is compiled when it comes."""
     state = options.state
     ours = (
         repr(settings),
-        repr(chosen),
+        repr(stored_plans.chosen_options()),
         repr((state.enabled, state.single_node_mode, state.horizontal_mode, state.guard_mode)),
         repr(sorted(state.skip_kinds)),
         repr(ahead.settings()),
     )
-    return _FORMAT, stored_plans.VERSIONS, tuple(made_by), ours, _torch_state(), _configurations()
+    return *ours, torch.get_deterministic_debug_mode()
 
 
 def _check_modes() -> None:
@@ -67,7 +78,6 @@ def _torch_state() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         autocast,
         torch.is_autocast_cache_enabled(),
-        torch.get_deterministic_debug_mode(),
         torch.utils.deterministic.fill_uninitialized_memory,
         str(torch.get_default_dtype()),
         str(torch.get_default_device()),
