@@ -136,6 +136,49 @@ print(tsfuser.stats()["graphs_read"], tsfuser.stats()["fallbacks"])
     assert numbers == same and counts == "0 {}" and read == "1 {}"
 
 
+def test_artifacts_of_torch_carry_it_to_another_machine(store, tmp_path):
+    source = """
+import sys, torch, tsfuser
+from kit import stored_graphs as programs
+path = {path!r}
+if {loads}:
+    info = torch.compiler.load_cache_artifacts(open(path, "rb").read())
+    assert info.tsfuser_artifacts
+torch.manual_seed(3)
+x = torch.randn(5, 16, requires_grad=True)
+model = torch.compile(programs.Block(), backend="tsfuser")
+y = model(x)
+y.square().sum().backward()
+saved, info = torch.compiler.save_cache_artifacts()
+if not {loads}:
+    open(path, "wb").write(saved)
+stats = tsfuser.stats()
+print(repr(y.tolist()), repr(x.grad.tolist()))
+print(stats["graphs_read"], stats["plans_read"] == stats["plans_built"], stats["kernels_compiled"] == 0)
+"""
+    outputs = []
+    for loads in (False, True):
+        environment = dict(
+            TSFUSER_CACHE_DIR=str(tmp_path / f"cache {loads}"),
+            TSFUSER_STORED_GRAPHS="1",
+            TSFUSER_STORED_PLANS="1",
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / f"inductor {loads}"),
+            PYTHONPATH=os.pathsep.join(os.sys.path),
+        )
+        text = source.format(path=str(tmp_path / "artifacts"), loads=loads)
+        status, out, errors = run_python(tmp_path, text, **environment)
+        assert status == 0, errors
+        outputs.append(out.strip().splitlines())
+    assert outputs[0][0] == outputs[1][0]
+    assert [o[1] for o in outputs] == ["0 False False", "1 True True"]
+
+
+@pytest.mark.parametrize("name", ["../x.so", "ab/../../x.so", "/etc/x.so", "ab/" + "0" * 38 + ".so/x"])
+def test_artifacts_write_nowhere_else(store, name):
+    with pytest.raises(ValueError, match="no file of a cache"):
+        compile.disk_cache("cpu").adopt(name, b"")
+
+
 def test_masks_of_dropouts_are_new_in_each_call(store):
     model, x = programs.Block(0.5), leaf(64, 16)
     again(model)(x).sum().backward()

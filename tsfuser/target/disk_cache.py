@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -34,8 +35,12 @@ from . import counters, seal
 _LAYOUT = "2"  # changes when the meaning of a stored file does
 _OFTEN = 3600  # seconds between two looks at all files
 _MAKING = "making-"  # files that are not finished
+_NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{38}\.[a-z]+")
 _ADVICE = "set TSFUSER_CACHE_DIR to a directory of yours that nobody else can write"
 LIMIT = 1 << 30  # bytes
+
+#: Get the name and the path of each file that this process reads or writes, when it first does.
+listeners: list[Callable[[str, Path], None]] = []  # registry
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class DiskCache:
         self._making: dict[tuple[int, str], threading.Lock] = {}
         self._trimmed = False
         self._warned = False
+        self._told: set[str] = set()
 
     @property
     def directory(self) -> Path:
@@ -97,6 +103,15 @@ class DiskCache:
         name, digest = _name(key, suffix)
         with contextlib.suppress(OSError):
             _write(self.directory / name, seal.sealed(content, digest))
+            self._tell(name, self.directory / name)
+
+    def adopt(self, name: str, content: bytes) -> None:
+        """Puts a file there that another cache has held under `name`, if the directory can be written. Its
+        seal is looked at when it is read. Raises ValueError for what is no name of a file of a cache."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no file of a cache of tsfuser's")
+        with contextlib.suppress(OSError):
+            _write(self.directory / name, content)
 
     def read(self, key: object, suffix: str) -> bytes | None:
         """What was `put` under `key`."""
@@ -180,6 +195,7 @@ class DiskCache:
             if content is not None:
                 with contextlib.suppress(OSError):  # readable, owned by root
                     os.utime(path)
+                self._tell(name, path)
                 return Stored(path, content)
             if reason == seal.BROKEN:
                 log.write("kernel_cache", f"{path} is damaged and is made anew", level=log.UPDATE)
@@ -199,6 +215,7 @@ class DiskCache:
             path = self.directory / name
             with contextlib.suppress(OSError):
                 _write(path, seal.sealed(content, digest))
+        self._tell(name, path)
         with self._lock:
             trim, self._trimmed = not self._trimmed, True
         if trim:
@@ -206,6 +223,14 @@ class DiskCache:
                 if self._is_due():
                     self.trim()
         return Stored(path, content)
+
+    def _tell(self, name: str, path: Path) -> None:
+        with self._lock:
+            if name in self._told:
+                return
+            self._told.add(name)
+        for listener in listeners:
+            listener(name, path)
 
     def _is_due(self) -> bool:
         """Whether no process has trimmed within an hour: to look at thousands of files takes longer than to

@@ -11,6 +11,7 @@ rewrites/      cheaper forms of nodes
 translation/   the FX graph as a typed torch._C.Graph
 groups/        groups are made in that graph, ordered and told where to write
 fx/            what the passes over FX graphs share
+stored/        compiled graphs on disk, for other processes
 watch.py       tells explain what was made of each graph; logs.py, counts.py: logs and counters
 """
 

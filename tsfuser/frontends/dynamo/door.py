@@ -13,6 +13,7 @@ import sys
 from importlib import metadata
 
 from ...version import __version__
+from .stored import artifacts
 
 GROUP, NAME, VALUE = "torch_dynamo_backends", "tsfuser", "tsfuser.frontends.dynamo:backend"
 
@@ -44,7 +45,8 @@ class _Finder(metadata.DistributionFinder):
 
 
 def open_door() -> None:
-    """Makes `torch.compile(..., backend="tsfuser")` find the backend."""
+    """Makes torch find the backend by its name, and carry its files among its artifacts."""
+    artifacts.register()
     try:
         metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
