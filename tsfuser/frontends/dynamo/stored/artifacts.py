@@ -23,12 +23,12 @@ from ....target import disk_cache
 _TYPE = "tsfuser"
 
 
-class _File(CacheArtifact):
+class _File(CacheArtifact):  # type: ignore[misc]  # torch is not looked into
     """A file, by its name. Before the artifacts are saved it is not read: thousands of kernels would take as
     much memory as they take on disk."""
 
     @property
-    def content(self) -> bytes:  # type: ignore[override]
+    def content(self) -> bytes:
         found = self.__dict__["content"]
         return found if isinstance(found, bytes) else _read(found)
 
