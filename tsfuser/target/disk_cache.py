@@ -35,7 +35,7 @@ from . import counters, seal
 _LAYOUT = "2"  # changes when the meaning of a stored file does
 _OFTEN = 3600  # seconds between two looks at all files
 _MAKING = "making-"  # files that are not finished
-_NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{38}\.[a-z]+")
+_NAME = re.compile(r"[0-9a-f][0-9a-f]/[0-9a-f]{38}\.[a-z]+")
 _ADVICE = "set TSFUSER_CACHE_DIR to a directory of yours that nobody else can write"
 LIMIT = 1 << 30  # bytes
 
