@@ -1,9 +1,9 @@
-"""What six programs save and launch with `tsfuser.joint`, beside scripted training as it is."""
+"""What programs save and launch with `tsfuser.joint`, beside scripted training as it is."""
 
 import pytest
 import torch
 
-from kit.joint_measures import PROGRAMS, encoder, joint, operands, scripted
+from kit.joint_measures import PROGRAMS, attention, encoder, head, joint, operands, scripted
 from tsfuser import _C
 from tsfuser.schedule.machine import Machine
 
@@ -28,9 +28,10 @@ def test_no_more_is_saved_and_launched(device, program):
     if program is not encoder:
         result = program(*given)
         wanted = [t for t in given if t.requires_grad]
-        torch.testing.assert_close(results[0], result.detach())
+        precision = 2e-2 if program in (head, attention) else 2e-5
+        torch.testing.assert_close(results[0], result.detach(), rtol=precision, atol=precision)
         expected = torch.autograd.grad(result, wanted, torch.ones_like(result))
-        torch.testing.assert_close(tuple(gradients), expected, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(tuple(gradients), expected, rtol=precision, atol=precision)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)

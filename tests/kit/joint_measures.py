@@ -1,4 +1,4 @@
-"""Six programs, and what their training saves and launches: with `tsfuser.joint`, and scripted as today.
+"""Programs, and what their training saves and launches: with `tsfuser.joint`, and scripted as today.
 
 Example: `scripted(norm_block, operands(norm_block))` -> `Measure(saved=8448, ours=(1, 2), torchs=(0, 0))`.
 """
@@ -77,6 +77,17 @@ def classify(table: Tensor, w: Tensor, index: Tensor, target: Tensor):
     return F.cross_entropy(F.linear(table[index], w), target)
 
 
+def head(x: Tensor, w: Tensor, target: Tensor):
+    """With logits of 16 bits, as under autocast."""
+    return F.cross_entropy(F.linear(x.to(torch.bfloat16), w.to(torch.bfloat16)).float(), target)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor):
+    """With products of 16 bits, as under autocast."""
+    scores = torch.matmul(q.to(torch.bfloat16), k.to(torch.bfloat16).transpose(-1, -2)) * 0.35
+    return torch.matmul(F.softmax(scores.float(), -1).to(torch.bfloat16), v.to(torch.bfloat16))
+
+
 #: Sizes of float32 operands; those of whole numbers say below what.
 PROGRAMS = {
     norm_block: [(32, 64), (64,), (64,)],
@@ -85,6 +96,8 @@ PROGRAMS = {
     encoder: [(4, 16, 32), (96, 32), (32, 32), (64, 32), (32, 64), (32,), (32,), (32,)],
     rotary: [(2, 16, 32), (32, 32), (16, 32), (16, 32)],
     classify: [(50, 32), (40, 32), ((24,), 50), ((24,), 40)],
+    head: [(24, 32), (100, 32), ((24,), 100)],
+    attention: [(2, 4, 16, 8)] * 3,
 }
 
 

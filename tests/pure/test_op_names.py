@@ -79,6 +79,14 @@ ALLOWED = {
         "native_layer_norm_backward",
         "ops whose results it describes itself: torch's meta kernels for them import torch._dynamo",
     ),
+    "tsfuser/joint/cut.py": (
+        "softmax _softmax log_softmax _log_softmax",
+        "what walks over rows, like its gradient",
+    ),
+    "tsfuser/joint/loss_heads.py": (
+        "log_softmax _log_softmax _log_softmax_backward_data nll_loss_forward nll_loss2d_forward",
+        "the nodes that it writes out, their gradient, and the losses that read them",
+    ),
     "tsfuser/joint/norms.py": (
         "native_layer_norm batch_norm to",
         "the norms that it writes out, and the nodes that it makes",

@@ -15,8 +15,9 @@ The backward reads x and w anyway, so it computes h again. In general it is the 
 again:
 
 - A view is computed again, as that costs nothing. So is a number of what is saved; others are saved.
-- Elementwise ops, casts and joins may be computed again. Reductions, products and random numbers may not, nor
-  what the backward's products read, nor what is compared with a saved value (graph/compared.py).
+- Elementwise ops, casts and joins may be computed again, and a softmax for its own gradient, which walks over
+  the same rows. Reductions, products and random numbers may not, nor what the backward's products read, nor
+  what is compared with a saved value (graph/compared.py).
 - Inputs and results, and what shares memory with them, are saved only where a derivative reads them, as eager
   does: the program may write to them otherwise. `keep_inputs` says that it does not write to inputs.
 - What eager saves of inputs and results counts for nothing: it is in memory anyway. Such results are not
@@ -46,7 +47,7 @@ from ..graph.wrapper import (
     outputs,
 )
 from ..ops.table import BOOLEAN, INTEGRAL
-from .divide import Cut, divided
+from .divide import Cut, Written, divided
 from .example_types import bytes_of
 from .min_cut import UNBOUNDED, Network
 from .reverse import Joint
@@ -54,12 +55,12 @@ from .roles import Roles, viewed
 
 LONGEST = 64  # ops in a row that the backward computes again, at most
 _ALSO = ("casts", "fills")  # families of rows that may be computed again, besides elementwise ones
-#: What one byte costs; a value that the forward stores for its backward alone costs 1 more.
-_BYTE = 1 << 12
+#: What it costs to keep a byte, and what it costs more where the forward stores it for its backward alone.
+_BYTE, _WRITE = 1 << 12, 1 << 7
 _SOURCE, _SINK = 0, 1
 
 
-def cut(joint: Joint, keep_inputs: bool = False, written: Sequence[tuple[Value, Value]] = ()) -> Cut:
+def cut(joint: Joint, keep_inputs: bool = False, written: Sequence[Written] = ()) -> Cut:
     """The cut of the fewest bytes. Raises Refusal where the graph has blocks. `written`: that of `divided`;
     with it, the joint graph is changed."""
     if any(blocks(node) for node in nodes_in(joint.graph)):
@@ -165,9 +166,19 @@ class _Values:
         if effect(node) != PURE or any(v.unique() in self.compared | self.kept for v in outputs(node)):
             return False
         found = row_of(node)
-        if found is None or not (is_elementwise(found[0]) or found[0].family in _ALSO):
+        if found is None:
+            return False
+        if not (is_elementwise(found[0]) or found[0].family in _ALSO or self._is_for_its_gradient(node)):
             return False
         return all(v.unique() not in self.stored_again for v in outputs(node))
+
+    def _is_for_its_gradient(self, node: Node) -> bool:
+        """Whether the node is a softmax that the backward reads for its own gradient alone."""
+        gradient = _GRADIENTS_OF_SOFTMAXES.get(node.kind())
+        if gradient is None:
+            return False
+        readers = [use.user for use in node.output().uses() if any(map(is_tensor, outputs(use.user)))]
+        return all(reader.kind() == gradient or self.roles.is_early(reader) for reader in readers)
 
     def _price(self, value: Value, is_early: bool) -> int:
         if not is_tensor(value):
@@ -181,9 +192,14 @@ class _Values:
             return UNBOUNDED  # second derivatives need the ops that it is computed by
         if value.node().kind() == _PARAM or value.unique() in self.returned:
             return 1
-        return 1 + bytes_of(value) * _BYTE + (value.unique() not in self.stored)
+        return 1 + bytes_of(value) * (_BYTE if value.unique() in self.stored else _BYTE + _WRITE)
 
 
+_GRADIENTS_OF_SOFTMAXES = {
+    f"aten::{mark}{kind}": f"aten::_{kind}_backward_data"
+    for kind in ("softmax", "log_softmax")
+    for mark in ("", "_")
+}
 _PARAM = "prim::Param"
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType"))
 _WHOLE = frozenset((*BOOLEAN, *INTEGRAL))

@@ -32,18 +32,29 @@ class Cut:
     differentiated: tuple[int, ...]
 
 
-def divided(joint: Joint, roles: Roles, saved: set[int], written: Sequence[tuple[Value, Value]] = ()) -> Cut:
-    """`saved`: the numbers of inputs and other values of the joint graph. `written`: pairs of a value of the
-    backward, and what the forward has instead (norms.py); the joint graph is changed for them."""
+@dataclass(frozen=True)
+class Written:
+    """A `value` that the backward may compute again, and what the forward has `instead`, of equal numbers:
+    unless one of the `parts` is saved that it is computed of."""
+
+    value: Value
+    instead: Value
+    parts: tuple[Value, ...] = ()
+
+
+def divided(joint: Joint, roles: Roles, saved: set[int], written: Sequence[Written] = ()) -> Cut:
+    """`saved`: the numbers of inputs and other values of the joint graph, which is changed for what is
+    `written`."""
     saved_inputs = [i for i, v in enumerate(roles.given) if v.unique() in saved]
     made = [v for node in roles.nodes for v in outputs(node) if v.unique() in saved]
     late = [node for node in roles.acting if roles.is_late(node)]
     backward = part(
         roles, [*roles.grads, *(roles.given[i] for i in saved_inputs), *made], roles.gradients, late
     )
-    for value, instead in written:
-        value.replaceAllUsesWith(instead)
-    forwards = {value.unique(): instead for value, instead in written}
+    written = [w for w in written if saved.isdisjoint(part.unique() for part in w.parts)]
+    for w in written:
+        w.value.replaceAllUsesWith(w.instead)
+    forwards = {w.value.unique(): w.instead for w in written}
     made = [forwards.get(v.unique(), v) for v in made]
     returned = [forwards.get(v.unique(), v) for v in roles.results]
     places = {v.unique(): i for i, v in reversed(list(enumerate(returned)))}

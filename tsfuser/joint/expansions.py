@@ -243,11 +243,63 @@ def instance_norm(input, weight, bias, running_mean, running_var, use_input_stat
 
 @expansion("aten::cross_entropy_loss")
 def cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing):
-    """Of class numbers, without smoothing."""
-    if label_smoothing != 0 or target.facts.dtype != "int64" or self.facts.rank not in (1, 2, 4):
+    """Of class numbers, or of a probability for each class."""
+    rank, smoothing = known_rank(self), structural(label_smoothing, "the smoothing of labels")
+    reduction = structural(reduction, "the reduction of a loss")
+    if target.facts.dtype in DTYPE_NUMBERS and known_rank(target) == rank:
+        return _of_probabilities(self, target, weight, reduction, smoothing)
+    if target.facts.dtype != "int64" or known_rank(target) != max(rank - 1, 0):
         return None
-    logarithms = self.log_softmax(0 if self.facts.rank == 1 else 1)
-    return nll_loss_nd(logarithms, target, weight, reduction, ignore_index)
+    if rank == 3 or rank > 4:  # as images of one row
+        images = _reshaped(self, [self.size(0), self.size(1), 1, -1])
+        places = _reshaped(target, [target.size(0), 1, -1])
+        loss = cross_entropy_loss(images, places, weight, reduction, ignore_index, smoothing)
+        return loss if reduction else loss.reshape(target.sizes)
+    logarithms = self.log_softmax(_classes(self))
+    loss = nll_loss_nd(logarithms, target, weight, reduction, ignore_index)
+    if not smoothing:
+        return loss
+    even = _of_all_classes(logarithms, target, weight, reduction, ignore_index)
+    return loss * (1 - smoothing) + even * (smoothing / self.size(_classes(self)))
+
+
+def _of_all_classes(logarithms, target, weight, reduction, ignore_index):
+    """The sum of the losses of all classes, for each target that is not ignored."""
+    ignored = target == ignore_index
+    loss = -_weighted(logarithms, weight).sum([_classes(logarithms)])
+    loss = loss.masked_fill(ignored, 0)
+    if reduction != 1:
+        return loss.sum() if reduction else loss
+    if weight is None:
+        return loss.sum() / ignored.logical_not().sum()
+    its = weight.gather(0, target.masked_fill(ignored, 0).reshape([-1]))
+    return loss.sum() / its.masked_fill(ignored.reshape([-1]), 0).sum()
+
+
+def _of_probabilities(self, target, weight, reduction, smoothing):
+    dim = _classes(self)
+    if smoothing:
+        target = target * (1 - smoothing) + smoothing / self.size(dim)
+    loss = -_weighted(self.log_softmax(dim) * target, weight)
+    if reduction == 1:
+        return loss.sum() / (self.numel() / self.size(dim))
+    return loss.sum() if reduction else loss.sum([dim])
+
+
+def _classes(logits):
+    return min(1, known_rank(logits) - 1)
+
+
+def _weighted(losses, weight):
+    """`weight` has an element for each class."""
+    if weight is None:
+        return losses
+    dim = _classes(losses)
+    return losses * _reshaped(weight, [1] * dim + [-1] + [1] * (known_rank(losses) - 1 - dim))
+
+
+def _reshaped(value, sizes):
+    return value.writer.known(value.reshape(sizes), value.facts._replace(rank=len(sizes)))
 
 
 @expansion("aten::nll_loss_nd", "aten::nll_loss", "aten::nll_loss2d")

@@ -1,9 +1,9 @@
 """Results of norms that the backward computes again, from the norm's operand and statistics, which the norm's
 gradient reads anyway.
 
-In: a joint graph. Out: the same graph, in which readers of a norm's result read elementwise ops, and the
-pairs of both. The cut may have the backward compute these ops; the forward reads the norm's result again
-(divide.py). Before:
+In: a joint graph. Out: the same graph, in which readers of a norm's result read elementwise ops, and both
+(`Written`). The cut may have the backward compute these ops; the forward reads the norm's result again.
+Before:
 
     %y, %mean, %rstd = aten::native_layer_norm(%x, ...);  %z = aten::silu(%y)
     aten::silu_backward(%g, %y);  aten::native_layer_norm_backward(..., %x, ..., %mean, %rstd, ...)
@@ -18,21 +18,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..graph.wrapper import Graph, Node, Value, facts, inputs, nodes_in, outputs, schema
+from .divide import Written
 from .rules.table import argument
 from .terms import DTYPE_NUMBERS, Term, Writer
 
 _EXACT = ("float32", "float64")
 
 
-def write_norms(graph: Graph) -> list[tuple[Value, Value]]:
-    """Pairs of a value that is written here, and the result of the norm that it stands for."""
+def write_norms(graph: Graph) -> list[Written]:
+    """What is written for each norm's result."""
     writer = Writer(graph)
     nodes = nodes_in(graph)
     followed = [pair for pair in zip(nodes, [*nodes[1:], graph.return_node()]) if pair[0].kind() in _NORMS]
-    return [pair for node, behind in followed for pair in _written(node, behind, writer)]
+    return [written for node, behind in followed for written in _written(node, behind, writer)]
 
 
-def _written(node: Node, behind: Node, writer: Writer) -> Iterator[tuple[Value, Value]]:
+def _written(node: Node, behind: Node, writer: Writer) -> Iterator[Written]:
     found, (result, *statistics) = schema(node), outputs(node)[:3]
     if found is None or not all(_is_for_gradient(v) for v in statistics):
         return
@@ -48,7 +49,7 @@ def _written(node: Node, behind: Node, writer: Writer) -> Iterator[tuple[Value, 
     made.value.setType(result.type())
     for reader, place in readers:
         reader.replaceInput(place, made.value)
-    yield made.value, result
+    yield Written(made.value, result)
 
 
 def _is_for_gradient(statistic: Value) -> bool:

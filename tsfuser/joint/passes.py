@@ -2,7 +2,8 @@
 
 In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
 
-  note_types        first: others ask for sizes
+  write_loss_heads  first: what it writes gets types, too
+  note_types        before others, which ask for sizes
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
   write_norms       behind it: an op that reads a norm twice is one by now
   cut               behind all that changes what the backward reads
@@ -11,6 +12,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -31,20 +33,21 @@ from ..graph.wrapper import (
 )
 from ..ops import without_row
 from .cut import cut
-from .divide import Cut
+from .divide import Cut, Written
 from .example_types import note_types
+from .loss_heads import write_loss_heads
 from .norms import write_norms
 from .reverse import Joint
 
 
 @dataclass
 class Work:
-    """What the passes share. `keep_inputs`: that of `cut`; `written`: pairs of `write_norms`; `parts`: what
-    the cut gives."""
+    """What the passes share. `keep_inputs`: that of `cut`; `written`: what the backward may compute again;
+    `parts`: what the cut gives."""
 
     joint: Joint
     keep_inputs: bool = False
-    written: list[tuple[Value, Value]] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
     parts: Cut | None = None
     is_done: bool = False
 
@@ -60,8 +63,8 @@ def divide(joint: Joint, keep_inputs: bool = False) -> Cut:
     return work.parts
 
 
-def _write_norms(work: Work) -> None:
-    work.written = write_norms(work.joint.graph)
+def _write(forms: Callable[[Graph], list[Written]]) -> Pass:
+    return Pass(forms.__name__, lambda work: work.written.extend(forms(work.joint.graph)))
 
 
 def _cut(work: Work) -> None:
@@ -103,9 +106,10 @@ def _writes_alike(node: Node) -> bool:
 
 
 PASSES = (
+    _write(write_loss_heads),
     Pass("note_types", lambda work: note_types(work.joint.graph)),
     Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
-    Pass("write_norms", _write_norms),
+    _write(write_norms),
     Pass("cut", _cut),
     Pass("write_to_new", _write_to_new),
 )
