@@ -53,10 +53,13 @@ def graph_text(module: fx.GraphModule) -> str:
 
 
 def arguments_text(args: Sequence[Any]) -> str:
-    """What AOTAutograd knows of the arguments. Raises Refusal."""
+    """What AOTAutograd knows of the arguments: tensors, and sizes that vary. Raises Refusal."""
     storages: set[int] = set()
     lines = []
     for value in args:
+        if isinstance(value, torch.SymInt):
+            lines.append(f"size {value.node.expr}")
+            continue
         lines.append(_tensor(value))
         storage = value.untyped_storage()
         if storage._cdata in storages:
@@ -130,23 +133,19 @@ def _content(tensor: torch.Tensor) -> str:
 
 
 def _tensor(value: Any) -> str:
-    """All that decides how a tensor is traced. Raises Refusal where sizes vary, and for subclasses."""
+    """All that decides how a tensor is traced. Raises Refusal for subclasses."""
     fake = isinstance(value, torch._subclasses.FakeTensor)
     if not fake and type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise Refusal(f"an argument is a {type(value).__name__}")
     if value.layout is not torch.strided or value.is_quantized or value.is_nested:
         raise Refusal("an argument is sparse, nested or quantized")
-    sizes, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
-    if not all(type(number) is int for number in (*sizes, *strides, offset)):
-        raise Refusal("sizes vary")
     facts = (
         isinstance(value, torch.nn.Parameter),
         str(value.dtype),
         str(value.device),
-        sizes,
-        strides,
-        offset,
-        value.untyped_storage().nbytes(),
+        *(_number(number) for number in (*value.shape, *value.stride())),
+        _number(value.storage_offset()),
+        _number(value.untyped_storage().nbytes()),
         value.requires_grad,
         value.is_leaf,
         value._is_view(),
@@ -155,6 +154,11 @@ def _tensor(value: Any) -> str:
         value.is_neg(),
     )
     return repr(facts)
+
+
+def _number(number: Any) -> str:
+    """An int, or what it is of sizes that vary."""
+    return str(number.node.expr if isinstance(number, torch.SymInt) else number)
 
 
 def _value(value: Any, numbers: Mapping[fx.Node, int]) -> str:

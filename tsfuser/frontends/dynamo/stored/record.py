@@ -94,13 +94,11 @@ class _Backward(_Forward):
 
 
 def write(entry: Any, programs: Mapping[str, Program]) -> bytes:
-    """The bytes. Raises where something cannot be written, and Refusal where sizes of the call decide."""
-    if entry.guards_expr not in (None, "", "True"):
-        raise Refusal(f"it holds only where {entry.guards_expr}")
+    """The bytes. Raises where something cannot be written."""
     if entry.maybe_subclass_meta is not None:
         raise Refusal("it takes subclasses of Tensor")
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-    fields.update({name: None for name in _FOR_LOGS if name in fields}, guards_expr=None, compiled_fw=None)
+    fields.update({name: None for name in _FOR_LOGS if name in fields}, compiled_fw=None)
     backward = fields["compiled_bw"]
     if backward is not None:
         fields["compiled_bw"] = (backward.backward_state_indices, backward.num_symints_saved_for_bw_)

@@ -13,9 +13,11 @@ goes wrong is a miss. Example, by torch_cache:
 from __future__ import annotations
 
 import hashlib
+import marshal
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from .... import log, options
@@ -29,8 +31,10 @@ from ..translation.translate import Translation
 from . import record
 from .graph_text import arguments_text, graph_text
 from .surroundings import lasting, surroundings
+from .symbols import holds, symbols_text
 
 _SUFFIX = ".graph"
+_MOST = 8  # records of one key, whose sizes gave other answers; the latest come first
 
 
 class Key(str):
@@ -52,10 +56,10 @@ class Request:
         """The function of AOTAutograd, from disk."""
         try:
             self.key = self._key(module, args, aot_config)
-            content = _cache().read(self.key, _SUFFIX)
-            if content is None:
+            found = next((content for guard, content in _records(self.key) if holds(guard, args)), None)
+            if found is None:
                 return None
-            call, made = record.read(content, args, aot_config)
+            call, made = record.read(found, args, aot_config)
         except Exception as error:
             self._left("no compiled graph could be read from disk", error)
             return None
@@ -85,8 +89,10 @@ class Request:
         """Puts the record on disk."""
         try:
             roles = {"inference"} if entry.compiled_bw is None else {"forward", "backward"}
-            if set(self._programs) == roles:
-                _cache().put(self.key, _SUFFIX, record.write(entry, self._programs))
+            if self.key is not None and set(self._programs) == roles:
+                kept = [(entry.guards_expr, record.write(entry, self._programs))]
+                kept += [other for other in _records(self.key) if other[0] != entry.guards_expr]
+                _cache().put(self.key, _SUFFIX, marshal.dumps(kept[:_MOST]))
         except Exception as error:
             self._left("a compiled graph is not kept on disk", error)
 
@@ -95,8 +101,8 @@ class Request:
         if not isinstance(module, fx.GraphModule):
             raise Refusal("its inputs are lists")
         self._lasting = lasting(self._settings)
-        of_arguments = arguments_text(args)
-        devices = {str(value.device) for value in args}
+        of_arguments = arguments_text(args), symbols_text(args)
+        devices = {str(value.device) for value in args if isinstance(value, torch.Tensor)}
         of_torch = (
             aot_config.num_params_buffers,
             aot_config.keep_inference_input_mutations,
@@ -129,6 +135,12 @@ def wanted(graphs_of_cuda: bool) -> bool:
         and not any(log.enabled(name) for name in ("graph_fuser", "partition", "parser"))
         and not log.enabled("kernel_cache", log.UPDATE)
     )
+
+
+def _records(key: Key) -> list[tuple[str | None, bytes]]:
+    """Each with the guard that the sizes of a call have to meet."""
+    content = _cache().read(key, _SUFFIX)
+    return marshal.loads(content) if content else []
 
 
 def _cache() -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .request import Key, Request
+from .symbols import sizes_among
 
 _mine = threading.local()  # registry: the request of each thread
 
@@ -62,7 +63,7 @@ def _install() -> None:
         if not should_bundle_autograd_cache():  # there torch keeps what compilers return, as it is
             call = request.find(module, list(args), aot_config)
             if call is None and request.key is not None:
-                aot_config = _with_key(aot_config, request.key)
+                aot_config = _with_key(aot_config, request.key, sizes_among(args))
         return (call, aot_config) if _config_is_frozen() else call
 
     @functools.wraps(save)
@@ -83,10 +84,10 @@ def _config_is_frozen() -> bool:
     return AOTConfig.__dataclass_params__.frozen
 
 
-def _with_key(aot_config: Any, key: Key) -> Any:
+def _with_key(aot_config: Any, key: Key, sizes: list) -> Any:
     from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
 
-    info = AOTAutogradCacheInfo(key, time.time_ns(), forward_symints=[])
+    info = AOTAutogradCacheInfo(key, time.time_ns(), forward_symints=sizes)
     if _config_is_frozen():
         return dataclasses.replace(aot_config, cache_info=info)
     aot_config.cache_info = info
