@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tsfuser
@@ -26,13 +27,35 @@ def saved_by(function, *args):
     return result, [t for t in saved if t.data_ptr() not in given]
 
 
-def test_nothing_is_saved_but_the_seed(device):
+def test_nothing_is_saved_but_the_seeds(device):
     x = torch.ones(64, 32, device=device, requires_grad=True)
     y, saved = saved_by(compiled(lambda x: F.dropout(F.dropout(x * 2, 0.25), 0.5) + 1), x)
     y.sum().backward()
-    assert [(t.dtype, tuple(t.shape)) for t in saved] == [(torch.int64, (2,))]
+    assert [(t.dtype, tuple(t.shape)) for t in saved] == [(torch.int64, (2, 2))]
     kept = y.detach() - 1
     assert torch.equal(x.grad, kept) and kept.unique().tolist() == pytest.approx([0.0, 2 / 0.75 * 2])
+
+
+@pytest.mark.graphs
+def test_equal_layers_share_their_kernels(device):
+    """Whatever the number of layers, and with other masks in each."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x):
+            return F.dropout(F.gelu(self.linear(x)), 0.25) + x
+
+    built = []
+    for layers in (4, 8):
+        torch._dynamo.reset()
+        tsfuser.reset()
+        model = nn.Sequential(*[Layer() for _ in range(layers)]).to(device)
+        compiled(model)(torch.randn(5, 16, device=device)).sum().backward()
+        built.append(tsfuser.stats()["plans_built"])
+    assert built[0] == built[1]
 
 
 @pytest.mark.each_value

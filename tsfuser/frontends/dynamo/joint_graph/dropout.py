@@ -1,14 +1,18 @@
 """Dropouts whose masks the backward draws again, instead of reading them from memory.
 
 In: AOTAutograd's joint graph; or a graph without a backward, which must draw the same numbers, because a
-checkpoint runs both. Out: the same graph with one seed for all of its dropouts. The seed is a tensor of two
-int64 that torch's generator draws in each call; only it is saved. Before:
+checkpoint runs both. Out: the same graph, in which each dropout has a seed of its own, two int64 that torch's
+generator draws in each call; only the seeds are saved, as one tensor. Before:
 
     result, mask = native_dropout(x, 0.1, True);  gradient = native_dropout_backward(tangent, mask, 1 / 0.9)
 becomes
-    seed = randint(0, 2**63 - 1, [2])
+    seeds = randint(0, 2**63 - 1, [24, 2])
+    seed = select(seeds, 0, 3)
     result = seeded_dropout(x, seed, 0, 0.1, [0, 1])
     gradient = seeded_dropout(tangent, seed, 0, 0.1, [0, 1])
+
+A dropout is not told by a number, but by its seed, so that equal layers of a network are equal groups, which
+share their plans and kernels.
 """
 
 from __future__ import annotations
@@ -40,17 +44,16 @@ def seed_dropouts(joint: fx.GraphModule) -> None:
     if options.enabled("eager_random"):
         return
     graph = joint.graph
-    seeds: dict[torch.device, fx.Node] = {}
-    count = 0
+    found: dict[torch.device, list[tuple[fx.Node, list[fx.Node]]]] = {}
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         gradients = _gradients(node)
         if gradients is not None:
-            device = node.args[0].meta["val"].device
-            if device not in seeds:
-                seeds[device] = _seed(graph, node, device)
-            _replace(node, gradients, seeds[device], count)
-            count += 1
-    if count:
+            found.setdefault(node.args[0].meta["val"].device, []).append((node, gradients))
+    for device, dropouts in found.items():
+        seeds = _seeds(graph, dropouts[0][0], device, len(dropouts))
+        for k, (node, gradients) in enumerate(dropouts):
+            _replace(node, gradients, _seed_of(seeds, k) if len(dropouts) > 1 else seeds)
+    if found:
         graph.eliminate_dead_code()
         joint.recompile()
 
@@ -85,22 +88,30 @@ def _readers(value: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _seed(graph: fx.Graph, like: fx.Node, device: torch.device) -> fx.Node:
-    """The node that draws the seed of a call, before all other nodes."""
+def _seeds(graph: fx.Graph, like: fx.Node, device: torch.device, count: int) -> fx.Node:
+    """The node that draws the seeds of a call, [count, 2], before all other nodes; [2] for a single one."""
+    sizes = [count, 2] if count > 1 else [2]
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
-        seed = graph.call_function(
+        seeds = graph.call_function(
             aten.randint.low,
-            (0, 2**63 - 1, [2]),
+            (0, 2**63 - 1, sizes),
             {"dtype": torch.int64, "device": device, "pin_memory": False},
         )
-    seed.meta = _meta(like)
+    seeds.meta = _meta(like)
     with detect_fake_mode(like.meta["val"]):
-        seed.meta["val"] = torch.empty(2, dtype=torch.int64, device=device)
+        seeds.meta["val"] = torch.empty(sizes, dtype=torch.int64, device=device)
+    return seeds
+
+
+def _seed_of(seeds: fx.Node, k: int) -> fx.Node:
+    with seeds.graph.inserting_after(seeds):
+        seed = seeds.graph.call_function(aten.select.int, (seeds, 0, k))
+    seed.meta = {**seeds.meta, "val": seeds.meta["val"][k]}
     return seed
 
 
-def _replace(node: fx.Node, gradients: list[fx.Node], seed: fx.Node, stream: int) -> None:
+def _replace(node: fx.Node, gradients: list[fx.Node], seed: fx.Node) -> None:
     x, p, _ = node.args
     order = order_of(x.meta["val"]) or list(range(x.meta["val"].dim()))
     results = [item for item in node.users if item.args[1] == 0]
@@ -108,7 +119,7 @@ def _replace(node: fx.Node, gradients: list[fx.Node], seed: fx.Node, stream: int
         return
     for old, operand, readers in ((node, x, results), *((g, g.args[0], [g]) for g in gradients)):
         with node.graph.inserting_before(old):
-            new = node.graph.call_function(seeded_dropout.default, (operand, seed, stream, float(p), order))
+            new = node.graph.call_function(seeded_dropout.default, (operand, seed, 0, float(p), order))
         new.meta = {**_meta(old, "recompute", "ac_graph_id"), "val": readers[0].meta["val"]}
         for reader in readers:
             reader.replace_all_uses_with(new)
