@@ -88,6 +88,17 @@ def number_from(first: int, last: int, what: str) -> Callable[[str], int | None]
     return parse
 
 
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text: str) -> int:
+    """A number of bytes, or as in 500K, 200M, 1G."""
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.I)
+    if not match:
+        raise OptionError(f"{text!r} is no size, as 500K, 200M or 1G are")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """A parser of one of the names."""
 

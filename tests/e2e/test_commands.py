@@ -15,6 +15,7 @@ from tsfuser.__main__ import COMMANDS
 from tsfuser.__main__ import main as command
 from tsfuser.commands import doctor
 from tsfuser.errors import Refusal
+from tsfuser.planning import compile
 from tsfuser.target import driver
 from tsfuser.target.disk_cache import DiskCache
 
@@ -190,6 +191,13 @@ def test_cache_deletes_the_longest_unused_or_all(kept, capsys):
     assert command(["cache", "clear"]) == 0
     assert capsys.readouterr().out.endswith("1 file deleted, 1.0 KB; left are 0 files, 0 bytes of 1.0 GB\n")
     assert kept.files() == []
+
+
+def test_the_limit_is_an_option(kept, capsys):
+    with options.override(cache_limit=1 << 11):
+        assert command(["cache"]) == 0
+        assert compile.cache_in.__wrapped__(kept.directory).limit == 1 << 11
+    assert capsys.readouterr().out.startswith(f"{kept.directory}: 3 files, 3.1 KB of 2.0 KB\n")
 
 
 def test_a_cache_that_is_not_there_is_not_made(tmp_path, capsys):

@@ -253,3 +253,16 @@ def test_log_writes_title_and_text_when_asked(capsys):
         "[graph_fuser] Before Fusion:\ngraph(%x : Tensor):\n  return (%x)\n"
         "[partition] aten::sort is not fused\n"
     )
+
+
+@pytest.mark.parametrize(
+    "text, size", [("0", 0), ("17", 17), ("500K", 500 << 10), ("2 m", 2 << 20), ("4GiB", 4 << 30)]
+)
+def test_a_size_has_a_unit(text, size):
+    assert options.read({"TSFUSER_CACHE_LIMIT": text})["cache_limit"] == size
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "1.5G", "4T"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(option_parsers.OptionError, match="is no size, as 500K, 200M or 1G are"):
+        option_parsers.size(text)

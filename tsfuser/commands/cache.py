@@ -7,17 +7,16 @@ In: what to do with them. Out: what there is, or what was deleted. Example: `pyt
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections import Counter
 
 from .. import options
-from ..target.disk_cache import LIMIT, DiskCache
+from ..option_parsers import OptionError, size
+from ..target.disk_cache import DiskCache
 
 SUMMARY = "show, list or delete the kernels, plans and graphs that are kept on disk"
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 #: What a file is, by its suffix.
 _KINDS = {
     ".so": "kernels for CPU tensors",
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(chosen: argparse.Namespace) -> int:
     """1 where the folder cannot be used, with the reason."""
     folder = options.cache_dir()
-    cache = DiskCache(folder)
+    cache = DiskCache(folder, options.get("cache_limit"))
     if folder.is_dir() and (reason := cache.hindrance()):
         print(f"cache: {reason}", file=sys.stderr)
         return 1
@@ -68,7 +67,7 @@ def summary(cache: DiskCache) -> str:
     """`38 files, 1.2 MB of 1.0 GB`."""
     files = cache.files()
     total = sum(status.st_size for _, status in files)
-    return f"{_files(len(files))}, {shown(total)} of {shown(LIMIT)}"
+    return f"{_files(len(files))}, {shown(total)} of {shown(cache.limit)}"
 
 
 def _files(count: int) -> str:
@@ -101,7 +100,7 @@ def _delete(cache: DiskCache, size: int) -> None:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.I)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 500K, 200M or 1G are")
-    return int(match[1]) * _UNITS[match[2].upper()]
+    try:
+        return size(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -164,7 +164,7 @@ def _nvrtc(needed: bool) -> Finding:
 
 def _cache() -> Finding:
     folder = options.cache_dir()
-    cache = DiskCache(folder)
+    cache = DiskCache(folder, options.get("cache_limit"))
     if reason := cache.hindrance():
         return Finding(NO, f"cache: {reason}")
     return Finding(OK, f"cache: {folder}, {summary(cache)}")

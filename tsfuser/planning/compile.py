@@ -236,7 +236,7 @@ def forget() -> None:
 @cache
 def cache_in(directory: Path) -> DiskCache:
     """The disk cache in a folder."""
-    return DiskCache(directory)
+    return DiskCache(directory, options.get("cache_limit"))
 
 
 @cache
