@@ -140,8 +140,8 @@ TABLE = (
            "Whether what torch.compile has traced and grouped is kept beside the plans, so that the next "
            "process does not trace it again."),
     Option("cache_limit", "TSFUSER_CACHE_LIMIT", 1 << 30, parsers.size,
-           "How large the files of the cache may become, in bytes, or as in 500K, 200M, 4G: the longest unused "
-           "ones are deleted then."),
+           "How large the files of the cache may become, in bytes, or as in 500K, 200M, 4G: then those that "
+           "were not used for the longest time are deleted."),
     Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120,
            parsers.number_from(1, 1_000_000, "a number of seconds"),
            "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "

@@ -11,8 +11,7 @@ import sys
 import time
 from collections import Counter
 
-from .. import options
-from ..option_parsers import OptionError, size
+from .. import option_parsers, options
 from ..target.disk_cache import DiskCache
 
 SUMMARY = "show, list or delete the kernels, plans and graphs that are kept on disk"
@@ -101,6 +100,6 @@ def _delete(cache: DiskCache, size: int) -> None:
 
 def _bytes(text: str) -> int:
     try:
-        return size(text)
-    except OptionError as error:
+        return option_parsers.size(text)
+    except option_parsers.OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
