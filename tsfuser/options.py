@@ -147,8 +147,8 @@ TABLE = (
            "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "
            "and its group runs unfused."),
     Option("progress", "TSFUSER_PROGRESS", True, parsers.switch,
-           "Whether a wait of more than 2 s for compilers is shown on stderr: by a line that changes in a "
-           "terminal, by one line in a log."),
+           "Whether a wait of more than 2 s for tracing, planning or compilers is shown on stderr: by a line "
+           "that changes in a terminal, by a line at the begin and one at the end in a log."),
     Option("host_launch", "TSFUSER_HOST_LAUNCH", "block",
            parsers.one_of("block", "fibers", "fibers_races", "fibers_memory"),
            "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch "

@@ -1,9 +1,13 @@
-"""Says that the program waits for compilers, once that takes long.
+"""Says that the program waits for tsfuser or for compilers, once that takes long.
 
-In: how many kernels are to be compiled, and each that is done. Out: on stderr, after 2 s of waiting, a line
-that changes in a terminal and goes when the wait is over, or one line in a log: `tsfuser: compiling 7 of 25
-kernels, kept in /home/me/.cache/tsfuser`. Waits that follow each other, as a model's groups get their plans
-one by one, count as one. TSFUSER_PROGRESS=0 silences it.
+In: what tsfuser does; how many kernels are to be compiled, and each that is done. Out: on stderr, after 2 s
+of waiting, a line that changes in a terminal and goes when the wait is over, or two lines in a log:
+
+    tsfuser: compiling 7 of 25 kernels, kept in /home/me/.cache/tsfuser
+    tsfuser: done after 8 s
+
+Waits for compilers that follow each other, as a model's groups get their plans one by one, count as one.
+TSFUSER_PROGRESS=0 silences it.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +27,7 @@ from .. import options
 
 PATIENCE = 2.0  # seconds of waiting that need no word
 PAUSE = 10.0  # seconds without a compiler after which the next wait is another one
+AGAIN = 10.0  # seconds of waiting that need no word in a log that has had one of this wait
 
 
 class Progress:
@@ -29,14 +35,51 @@ class Progress:
     stderr."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, stream: Callable[[], TextIO] = lambda: sys.stderr
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        stream: Callable[[], TextIO] = lambda: sys.stderr,
+        timer: Callable[..., threading.Timer] = threading.Timer,
     ):
         self._clock = clock
         self._stream = stream
+        self._timer = timer
+        self._working = threading.local()
         self._lock = threading.Lock()
         self._total = self._done = self._waiting = 0
         self._since = self._last = self._waited = 0.0
+        self._patience = PATIENCE
         self._said = ""
+        self._said_by: object = None  # a _Work, or self for compilers
+
+    @contextlib.contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """The program waits within the block while tsfuser does `what`. Work inside of other work is part of
+        that, and so needs no word."""
+        if getattr(self._working, "on", False) or not options.get("progress"):
+            yield
+            return
+        work = _Work(f"tsfuser: {what}", self._clock())
+        timer = self._timer(PATIENCE, self._begin, (work,))
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # the interpreter is on its way out, or has too many threads
+            timer.start()
+        self._working.on = True
+        try:
+            yield
+            work.has_failed = False
+        finally:
+            self._working.on = False
+            timer.cancel()
+            with self._lock:
+                if work.is_said:
+                    self._over(None if work.has_failed else self._clock() - work.begun)
+                work.is_said = True  # also for a timer that comes too late
+
+    def _begin(self, work: _Work) -> None:
+        with self._lock:
+            if not self._said and not work.is_said:
+                self._say(work.text, work)
+                work.is_said = True
 
     @contextlib.contextmanager
     def waiting(self, count: int) -> Iterator[_Wait]:
@@ -46,7 +89,7 @@ class Progress:
                 self._since = self._clock()
                 if self._since - self._last > PAUSE:
                     self._total = self._done = 0
-                    self._waited, self._said = 0.0, ""
+                    self._waited, self._patience = 0.0, PATIENCE
             self._waiting += 1
             self._total += count
         wait = _Wait(self, count)
@@ -62,9 +105,18 @@ class Progress:
             if not self._waiting:
                 self._last = self._clock()
                 self._waited += self._last - self._since
-                if self._said and self._is_terminal():
-                    self._write("\r\033[K")
-                    self._said = ""
+                if self._said_by is self:
+                    self._over(None if left else self._waited)
+                    if not self._is_terminal():
+                        self._waited, self._patience = 0.0, AGAIN
+
+    def _over(self, seconds: float | None) -> None:
+        """What was said is over: after `seconds`, or None if it has failed."""
+        if self._is_terminal():
+            self._write("\r\033[K")
+        elif seconds is not None:
+            self._write(f"tsfuser: done after {seconds:.0f} s\n")
+        self._said, self._said_by = "", None
 
     def done(self) -> None:
         with self._lock:
@@ -72,19 +124,19 @@ class Progress:
 
     def tick(self, folder: Path) -> None:
         with self._lock:
-            if self._waited + self._clock() - self._since > PATIENCE and options.get("progress"):
+            if self._waited + self._clock() - self._since > self._patience and options.get("progress"):
                 number = min(self._done + 1, self._total)
-                self._say(f"tsfuser: compiling {number} of {self._total} kernels, kept in {folder}")
+                self._say(f"tsfuser: compiling {number} of {self._total} kernels, kept in {folder}", self)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, by: object) -> None:
         if self._is_terminal():
             shown = text[: shutil.get_terminal_size().columns - 1]
             if shown != self._said:
                 self._write(f"\r\033[K{shown}")
-                self._said = shown
+                self._said, self._said_by = shown, by
         elif not self._said:
             self._write(f"{text}\n")
-            self._said = text
+            self._said, self._said_by = text, by
 
     def _is_terminal(self) -> bool:
         try:
@@ -96,6 +148,16 @@ class Progress:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             self._stream().write(text)
             self._stream().flush()
+
+
+@dataclass
+class _Work:
+    """What a thread does, and since when."""
+
+    text: str
+    begun: float
+    is_said: bool = False
+    has_failed: bool = True
 
 
 class _Wait:

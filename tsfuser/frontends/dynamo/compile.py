@@ -18,6 +18,7 @@ from ...option_parsers import did_you_mean
 from ...options import first_graph
 from ...planning import failures
 from ...planning.compile import expect_cuda
+from ...planning.progress import progress
 from . import settings as its_settings
 from . import watch
 from .cuda_graphs import CudaGraphs
@@ -71,7 +72,12 @@ def backend(
     )
     try:
         varies = any(isinstance(value, torch.SymInt) for value in inputs)
-        with whole_ops(sizes_vary=varies), torch_cache.asked(request):
+        nodes = f"{len(module.graph.nodes):,} nodes"
+        with (
+            progress.working(f"tracing and planning a graph of {nodes}"),
+            whole_ops(sizes_vary=varies),
+            torch_cache.asked(request),
+        ):
             return compiled(module, inputs)
     except (TorchDynamoException, *exceptions_allowed_to_be_fallback):
         raise  # torch breaks the graph, or traces it again
@@ -98,7 +104,8 @@ def _compile(
     donated = _donated(module) if role == "backward" and graphs is None else ()
     origin = watch.Origin(source, role)
     keep = None if request is None else partial(request.note, role)
-    call = compile_graph(module, settings, origin, donated, roundings.passes(role), gaps, keep)
+    with progress.working(f"planning a {role} graph of {len(module.graph.nodes):,} nodes"):
+        call = compile_graph(module, settings, origin, donated, roundings.passes(role), gaps, keep)
     if request is not None and request.has(role):
         torch_cache.mark(call, request.key)
     return call if graphs is None else graphs.recorded(call, module, inputs, role)

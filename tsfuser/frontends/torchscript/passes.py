@@ -29,6 +29,7 @@ from ...graph.wrapper import Graph
 from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work, give_back
 from ...grouping.support import Refusals
 from ...planning import failures
+from ...planning.progress import progress
 from . import guard
 from .profile import remove_profile_nodes
 from .strict_fusion import move_views_out
@@ -83,7 +84,8 @@ def fuse(graph: Graph, into: Refusals | None = None) -> Graph:
     """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass
     fails; the latter is reported (`planning.failures`)."""
     refusals = Refusals() if into is None else into
-    result = _fuse(graph, refusals)
+    with progress.working("making groups of a graph's ops"):
+        result = _fuse(graph, refusals)
     for seen in tuple(_watchers):
         seen.append(Outcome(result, refusals))
     return result
