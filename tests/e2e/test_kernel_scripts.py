@@ -65,6 +65,7 @@ def test_the_last_kernel_of_a_group_gives_what_torchs_ops_give(device, tmp_path,
     assert found.kernels[-1].script(path) == path.read_text()
     status, said, errors = run(path)
     assert status == 0 and "results agree: " in said, errors
+    assert errors == ""
     lines = said.splitlines()
     assert [line.split()[-1] for line in lines[:-2]] == [k.name for k in found.kernels]
     assert all(float(line.split()[0]) > 0 for line in lines[:-1])

@@ -135,7 +135,8 @@ def _headers(sources: Sequence[str]) -> dict[str, str]:
 
 def _cpp() -> list[str]:
     target = HostTarget(pipeline.cache_in(options.cache_dir()), fibers=options.host_launch() != "block")
-    return [*cxx.find_compiler(), *target.flags()]
+    quiet = "-Wno-psabi"  # the remark that vectors are passed otherwise than by GCC 4.5
+    return [*cxx.find_compiler(), *target.flags(), quiet]
 
 
 def _nvrtc(kernels: Sequence[tuple[Planned, str]]) -> list[str]:
