@@ -37,7 +37,7 @@ def check_setuptools() -> None:
     if int(setuptools.__version__.split(".")[0]) < OLDEST_SETUPTOOLS:
         stop(
             f"setuptools {setuptools.__version__} is too old to build it",
-            f"run `pip install 'setuptools>={OLDEST_SETUPTOOLS}'`",
+            f"run `pip install 'setuptools>={OLDEST_SETUPTOOLS},<82'`",  # torch 2.11 wants one before 82
         )
 
 

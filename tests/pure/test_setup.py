@@ -25,7 +25,7 @@ def set_up(folder, setuptools, **packages):
 
 def test_an_old_setuptools_would_reject_the_licence(tmp_path):
     said = set_up(tmp_path, "65.5.0")
-    assert "setuptools 65.5.0 is too old" in said and "pip install 'setuptools>=77'" in said
+    assert "setuptools 65.5.0 is too old" in said and "pip install 'setuptools>=77,<82'" in said
 
 
 @pytest.mark.parametrize(
