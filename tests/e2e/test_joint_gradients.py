@@ -257,3 +257,23 @@ def test_seeds_of_dropouts_are_saved_instead_of_masks(device, weighted, monkeypa
     torch.testing.assert_close(first.detach(), kept * torch.tensor(1 / 0.75).cos().item())
     torch.testing.assert_close(second, -kept * kept * torch.tensor(1 / 0.75).sin().item())
     assert torch.int64 in {t.dtype for t in saved} and torch.bool not in {t.dtype for t in saved}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_statistics_are_those_of_what_is_saved(device, dtype):
+    """Not of what was rounded for that: rows of two elements have no gradient then."""
+
+    def normed(x: Tensor, b: Tensor, w: Tensor):
+        h = (x + b) * 1.0
+        return h, F.layer_norm(h, [2], w, w).sin()
+
+    scripted, w = fresh(normed), torch.ones(2, device=device)
+    large = 1024.0 if dtype is torch.float16 else 256.0
+    x = torch.tensor([[0.6, 2.4]] * 8, device=device, dtype=dtype, requires_grad=True)
+    b = torch.full((2,), large, device=device, dtype=dtype)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            y = scripted(x, b, w)[1]
+            (found,) = torch.autograd.grad(y[:, 0].sum(), x)
+    assert is_packed(scripted, x, b, w)
+    assert found.abs().max() < 1e-3

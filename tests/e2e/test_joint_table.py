@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kit.joint_measures import PROGRAMS, attention, encoder, head, joint, operands, scripted
+from kit.joint_measures import PROGRAMS, attention, encoder, head, image, joint, operands, scripted
 from tsfuser import _C
 from tsfuser.schedule.machine import Machine
 
@@ -34,14 +34,24 @@ def test_no_more_is_saved_and_launched(device, program):
         torch.testing.assert_close(tuple(gradients), expected, rtol=precision, atol=precision)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_nor_by_scripted_functions_that_it_differentiates(device, program):
-    given = operands(program, device)
+def assert_no_more_by_scripted_functions(program, given):
     todays = scripted(program, given)
     before = _C.use_joint_functions(True)
     try:
         ours = scripted(program, given, calls=7)
     finally:
         _C.use_joint_functions(before)
+    print(program.__name__, ours, todays)
     assert ours.saved <= todays.saved
     assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_nor_by_scripted_functions_that_it_differentiates(device, program):
+    assert_no_more_by_scripted_functions(program, operands(program, device))
+
+
+def test_nor_in_channels_last(device):
+    given = [t.detach() for t in operands(image, device)]
+    given = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in given]
+    assert_no_more_by_scripted_functions(image, [t.requires_grad_() for t in given])

@@ -7,7 +7,8 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
   write_norms       behind it: an op that reads a norm twice is one by now
   cut               behind all that changes what the backward reads
-  write_to_new      behind it: the cut and what comes before see no op in place
+  round_saved       behind it: it asks what is saved
+  write_to_new      behind the cut: that and what comes before see no op in place
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from .example_types import note_types
 from .loss_heads import write_loss_heads
 from .norms import write_norms
 from .reverse import Joint
+from .roundings import round_saved
 
 
 @dataclass
@@ -69,6 +71,11 @@ def _write(forms: Callable[[Graph], list[Written]]) -> Pass:
 
 def _cut(work: Work) -> None:
     work.parts = cut(work.joint, work.keep_inputs, work.written)
+
+
+def _round_saved(work: Work) -> None:
+    assert work.parts is not None
+    round_saved(work.parts)
 
 
 def _write_to_new(work: Work) -> None:
@@ -111,5 +118,6 @@ PASSES = (
     Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
     _write(write_norms),
     Pass("cut", _cut),
+    Pass("round_saved", _round_saved),
     Pass("write_to_new", _write_to_new),
 )
