@@ -48,10 +48,11 @@ from .ir.dtypes import DTYPES
 from .knobs import disable, enable, enabled, fuser
 from .ops import joins, table, unsupported
 from .planning import failures, planner
+from .planning.background import wait
 
 __all__ = [
     "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options",
-    "reset", "stats", "thunder_executor", "warm",
+    "reset", "stats", "thunder_executor", "wait", "warm",
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows()}

@@ -189,8 +189,12 @@ def install() -> None:
     _apply()
 
 
-def enable() -> None:
-    """Switch fusion on everywhere, and torch's other fusers off, until `disable()`."""
+def enable(background: bool | None = None) -> None:
+    """Switch fusion on everywhere, and torch's other fusers off, until `disable()`. `background`: if True, no
+    call waits for compilers, but runs unfused until its kernels are there; if False, calls wait; None leaves
+    it as it is."""
+    if background is not None:
+        _state.background = _switch(background)
     torch._C._jit_override_can_fuse_on_cpu(False)
     torch._C._jit_override_can_fuse_on_gpu(False)
     torch._C._jit_set_texpr_fuser_enabled(False)
@@ -204,8 +208,15 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def fuser() -> Iterator[None]:
+def fuser(background: bool | None = None) -> Iterator[None]:
     """The same as `torch.jit.fuser("fuser2")`: a context with fusion on and torch's other fusers off. At its
-    end all switches are restored."""
-    with torch.jit.fuser("fuser2"):
-        yield
+    end all switches are restored. `background` as of `enable`: functions that are optimised in the context
+    keep it."""
+    before = _state.background
+    if background is not None:
+        _state.background = _switch(background)
+    try:
+        with torch.jit.fuser("fuser2"):
+            yield
+    finally:
+        _state.background = before

@@ -142,6 +142,9 @@ TABLE = (
     Option("cache_limit", "TSFUSER_CACHE_LIMIT", 1 << 30, parsers.size,
            "How large the files of the cache may become, in bytes, or as in 500K, 200M, 4G: then those that "
            "were not used for the longest time are deleted."),
+    Option("compile", "TSFUSER_COMPILE", "wait", parsers.one_of("wait", "background"),
+           "What a call does whose group has no kernels yet: wait for the compiler, or, with background, run "
+           "unfused, as later calls do until the kernels are there."),
     Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120,
            parsers.number_from(1, 1_000_000, "a number of seconds"),
            "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "
@@ -312,10 +315,16 @@ class State:
     single_node_mode: bool = False
     horizontal_mode: bool = True
     guard_mode: bool = True
+    background: bool | None = None
     skip_kinds: set[str] = field(default_factory=set)
 
 
 state = State()
+
+
+def in_background() -> bool:
+    """Whether groups that are made now wait for no compiler: what was last set, then TSFUSER_COMPILE."""
+    return get("compile") == "background" if state.background is None else state.background
 
 
 def fusion_enabled() -> bool:

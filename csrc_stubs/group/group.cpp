@@ -141,8 +141,8 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard,
       if (miss.kind && send_back(stack, miss.reason)) {
         return;
       }
-      if (miss.interrupted) {
-        return run_interrupted(stack, miss.reason);
+      if (miss.asks_again) {
+        return run_this_time(stack, miss.reason);
       }
       if (!miss.call) {
         return run_unfused(stack, miss.reason, miss.kind);
@@ -217,6 +217,9 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
     }
   } catch (const PlannerInterrupted& interrupted) {
     return {nullptr, nullptr, interrupted.what(), true};
+  } catch (const PlannerPending& pending) {
+    counters().add_fallback(pending.what());
+    return {nullptr, nullptr, pending.what(), true};
   } catch (const PlannerAbsent& absent) {
     return {nullptr, nullptr, absent.what()};
   } catch (const PlannerError& error) {
@@ -343,9 +346,9 @@ bool Group::send_back(torch::jit::Stack& stack, const std::string& reason) {
   return true;
 }
 
-// Not counted as a fallback, and no error where those are: KeyboardInterrupt comes when the call has
-// returned.
-void Group::run_interrupted(torch::jit::Stack& stack, const std::string& reason) {
+// No error where fallbacks are: the next call asks for a plan again. Behind Ctrl-C, KeyboardInterrupt comes
+// when the call has returned.
+void Group::run_this_time(torch::jit::Stack& stack, const std::string& reason) {
   if (why_unfused) {
     *why_unfused = reason;
   }

@@ -86,7 +86,7 @@ class Group {
     Call call;
     const char* kind;
     std::string reason;
-    bool interrupted = false;
+    bool asks_again = false;  // the next call
   };
 
   Call find_class(const Arguments& arguments);
@@ -107,7 +107,7 @@ class Group {
                    const std::string& detail = "");
   // The call of a plan that is refused, or has failed.
   void run_refused(const std::shared_ptr<const Plan>& plan, torch::jit::Stack& stack);
-  void run_interrupted(torch::jit::Stack& stack, const std::string& reason);
+  void run_this_time(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);
   const torch::jit::Code& unfused_code();
   const RunnableGraph& unfused_steps();
@@ -137,7 +137,8 @@ void groups_after_fork();
 
 // planner.cpp, the calls into Python. What Python raised comes as PlannerError, with its reason;
 // PlannerAbsent says that nobody could be asked this time, PlannerInterrupted that Ctrl-C ended the
-// planning: the call runs unfused, even where that is an error otherwise, and the next one plans again.
+// planning, PlannerPending that the plan is made beside the program: the call runs unfused, with the last
+// two even where that is an error otherwise, and the next one asks again.
 struct PlannerError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -145,6 +146,9 @@ struct PlannerAbsent : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 struct PlannerInterrupted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct PlannerPending : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 // What Python has set.

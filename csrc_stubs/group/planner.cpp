@@ -72,11 +72,11 @@ std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::Ar
     for (size_t i = 0; i < inputs.size(); ++i) {
       args[i] = describe(inputs[i]);
     }
-    auto plan = planner(group, args, varies).cast<std::shared_ptr<Plan>>();
-    if (!plan) {
-      throw py::cast_error();  // None
+    const py::object plan = planner(group, args, varies);
+    if (plan.is_none()) {
+      throw PlannerPending("its kernels are being compiled in the background");
     }
-    return plan;
+    return plan.cast<std::shared_ptr<Plan>>();
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) {  // Interrupted, SystemExit
       held.keep(error);

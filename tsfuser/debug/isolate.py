@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from ..planning import background
+
 _WANTED = 'what torch.jit.script or torch.compile(..., backend="tsfuser") has returned'
 
 
@@ -105,7 +107,7 @@ def isolate(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Is
     function = torch._C._create_function_from_graph(name, graph.copy())
     before = torch._C._jit_set_num_profiled_runs(1)
     try:
-        with generators_of((*own, *given)):
+        with generators_of((*own, *given)), background.off():
             yield IsolatedScript(
                 name, own, given, lambda copies: function(*own, *copies), method, graph, function
             )

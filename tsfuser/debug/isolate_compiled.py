@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..planning import background
 from .isolate import Isolated, copied_module, generators_of, mapped
 
 TORCH_COMPILE = "_torchdynamo_orig_callable"
@@ -79,7 +80,7 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     again = torch.compile(
         _separate(program), backend=backend, fullgraph=context.fullgraph, dynamic=context._dynamic
     )
-    with generators_of((*owner, *given)), _left_as_found(backend):
+    with generators_of((*owner, *given)), _left_as_found(backend), background.off():
         yield IsolatedCompiled(name_of(fn), owner, given, functools.partial(call, again), eager)
 
 

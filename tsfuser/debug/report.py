@@ -13,7 +13,7 @@ import torch
 
 from .. import _C, errors, options
 from ..frontends.dynamo import counts
-from ..planning import ahead, failures
+from ..planning import ahead, background, failures
 from ..planning import compile as pipeline
 from ..target import counters
 from . import unfused_functions
@@ -43,6 +43,7 @@ def reset() -> None:
     plans, or read them from disk: what is there stays."""
     _C.reset()
     ahead.forget()
+    background.forget()
     pipeline.forget()
     counters.reset()
     counts.reset()

@@ -48,7 +48,7 @@ from ..graph.wrapper import (
     is_tensor,
     outputs,
 )
-from ..planning import batched, stored_trials
+from ..planning import background, batched, stored_trials
 from . import gelu_products, lone_biases, sizes
 from .chunks import move_chunks
 from .dtype_only import replace_dtype_only_outputs
@@ -195,6 +195,7 @@ def _name_groups(work: Work) -> None:
         subgraph = node.g("Subgraph")
         text = identity(subgraph) + batched.MARK * node.hasAttribute("batch")
         node.i_("cache_id", _C.group_id(subgraph, text))
+        background.mark(node.i("cache_id"), options.in_background())
 
 
 def identity(subgraph: Graph) -> str:

@@ -32,11 +32,7 @@ class _Expected:
 
     def serves(self, call: Call) -> bool:
         """Whether the call is of this class, as C++ will ask of the plan."""
-        if self.settings != settings() or structure(self.call) != structure(call):
-            return False
-        memo: dict[sz.Size, int] = {}
-        decided = self.call.decisions.items()
-        return all(sz.evaluate(size, call.leaves, memo) == value for size, value in decided)
+        return self.settings == settings() and serves(self.call, call)
 
 
 _expected: dict[int, list[_Expected]] = {}  # registry: by group
@@ -65,6 +61,15 @@ def take(group_id: int, call: Call) -> Lowered | None:
 def forget() -> None:
     """Drops all, as `reset` does with plans."""
     _expected.clear()
+
+
+def serves(planned: Call, call: Call) -> bool:
+    """Whether what was planned for one call serves the other."""
+    memo: dict[sz.Size, int] = {}
+    decided = planned.decisions.items()
+    return structure(planned) == structure(call) and all(
+        sz.evaluate(size, call.leaves, memo) == value for size, value in decided
+    )
 
 
 def structure(call: Call) -> list[tuple]:

@@ -129,6 +129,16 @@ def start(lowered: Lowered) -> None:
     compilers.start(_target(device, options.host_launch()), missing, device)
 
 
+def make_kernels(lowered: Lowered) -> None:
+    """Compiles its kernels, for a `finish` that then waits for nothing. Beside the program, which keeps a
+    core. Raises Refusal or CompileError."""
+    device = lowered.device
+    wanted = [
+        (s, kernel.name) for *_, kernel, s in lowered.kernels if _functions.get(_key(s, device)) is None
+    ]
+    compilers.binaries(_target(device, options.host_launch()), wanted, device, beside=True)
+
+
 def _loaded(lowered: Lowered) -> list[Compiled]:
     sources = [(source, kernel.name) for *_, kernel, source in lowered.kernels]
     loaded = functions(sources, lowered.device)

@@ -12,6 +12,7 @@ ahead go on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ from .progress import progress
 
 _LOOK = 0.05  # seconds between two looks around
 _GOODBYE = 1.0  # seconds that killed compilers get to be gone
+_NICE = 10  # that much lower is the priority of compilers that nobody waits for
 _MARGIN = 5.0  # seconds that a target gets to give up by itself: NVRTC, in this process, cannot be ended
 
 _MOST = 1024  # kernels that are started ahead, of which nobody has asked for the result
@@ -125,8 +127,9 @@ def _count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def binaries(target, kernels: Sequence[Kernel], device: str) -> list[Stored]:
-    """What `target` makes of `kernels` for `device`. Raises Refusal, CompileError, Interrupted."""
+def binaries(target, kernels: Sequence[Kernel], device: str, beside: bool = False) -> list[Stored]:
+    """What `target` makes of `kernels` for `device`; `beside`: nobody waits for it, and the program keeps a
+    core and its priority. Raises Refusal, CompileError, Interrupted."""
     found: dict[Kernel, Stored | None] = {}
     ahead = []
     for kernel in dict.fromkeys(kernels):
@@ -137,22 +140,25 @@ def binaries(target, kernels: Sequence[Kernel], device: str) -> list[Stored]:
             ahead.append(job)
     missing = [kernel for kernel, stored in found.items() if stored is None]
     if missing or ahead:
-        found.update(_compile(target, missing, device, ahead))
+        found.update(_compile(target, missing, device, ahead, beside))
     return [found[kernel] for kernel in kernels]
 
 
-def _compile(target, kernels: Sequence[Kernel], device: str, ahead: list[_Job]) -> dict[Kernel, Stored]:
+def _compile(
+    target, kernels: Sequence[Kernel], device: str, ahead: list[_Job], beside: bool
+) -> dict[Kernel, Stored]:
     """Those of `kernels`, and of what was started ahead."""
     stop = Stop()
     own = [_Job(target, kernel, device, stop) for kernel in kernels]
-    pool = ThreadPoolExecutor(max(1, min(len(kernels), _count())), "tsfuser compiles")
+    threads = max(1, min(len(kernels), _count() - beside))
+    pool = ThreadPoolExecutor(threads, "tsfuser compiles", _lower_priority if beside else None)
     try:
         for job in own:
             try:
                 pool.submit(job.run)
             except RuntimeError:  # the interpreter is on its way out, or there are too many threads
                 job.run()
-        _wait(target, ahead + own)
+        _wait(target, ahead + own, quiet=beside)
         return {job.kernel: job.future.result() for job in ahead + own}
     except BaseException:
         stop.now()
@@ -164,7 +170,13 @@ def _compile(target, kernels: Sequence[Kernel], device: str, ahead: list[_Job]) 
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _wait(target, jobs: Sequence[_Job]) -> None:
+def _lower_priority() -> None:
+    """Of this thread, and of the compilers that it starts."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def _wait(target, jobs: Sequence[_Job], quiet: bool) -> None:
     """Returns when all are done. Raises when one has failed."""
     pending = {job.future for job in jobs}
     seconds = options.get("compile_timeout")
@@ -182,4 +194,5 @@ def _wait(target, jobs: Sequence[_Job]) -> None:
                     raise CompileError(
                         f"the compiler did not finish kernel {job.kernel[1]} in {seconds} s; {limit}"
                     )
-            word.tick(target.cache.directory)
+            if not quiet:
+                word.tick(target.cache.directory)

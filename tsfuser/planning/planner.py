@@ -8,23 +8,24 @@ plan that sends the class to the fallback, warned about once. Example: `plan(3, 
 from __future__ import annotations
 
 import traceback
+from functools import partial
 
 from .. import _C, log
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.fusion import Fusion
 from ..target import counters
-from . import ahead, batched, interrupts
-from .compile import compile_fusion, finish, lower_fusion, start
+from . import ahead, background, batched, interrupts
+from .compile import Lowered, compile_fusion, finish, lower_fusion, start
 from .parse import parse
 from .plan import Plan, native, refused
 from .stored_plans import shelf_of
 
 
-def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
+def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan | None:
     """The native plan of group `group_id` for calls like this one; `varies`: the group has met others, which
-    differed in sizes, strides or values of numbers. Raises nothing but `Interrupted`: what
-    goes wrong becomes the plan's refusal."""
+    differed in sizes, strides or values of numbers. None where it is made in the background, and not there
+    yet. Raises nothing but `Interrupted`: what goes wrong becomes the plan's refusal."""
     call = Call(tuple(map(describe, args)), varies=varies)
     try:
         device = group_device(call)
@@ -32,6 +33,8 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
         log.write("manager", f"group {group_id} gets a plan for a class of calls", arguments)
         log.write("kernel_cache", f"planning group {group_id} for", arguments, log.UPDATE)
         result = _planned(group_id, call, device)
+        if result is None:
+            return None
     except (Refusal, CompileError) as error:
         result = refused(call, str(error))
     except Exception as error:  # a mistake of ours must not break the user's program
@@ -41,8 +44,9 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
     return native(result)
 
 
-def _planned(group_id: int, call: Call, device: str) -> Plan:
-    """The plan: of what was prepared ahead, from disk, or made now. Raises Refusal or CompileError."""
+def _planned(group_id: int, call: Call, device: str) -> Plan | None:
+    """The plan: of what was prepared ahead, from disk, or made now; None where that is not done yet. Raises
+    Refusal or CompileError."""
     is_batched = batched.is_expected(group_id)
     shelf = shelf_of(group_id, call, device, is_batched)
     lowered = ahead.take(group_id, call)
@@ -54,7 +58,15 @@ def _planned(group_id: int, call: Call, device: str) -> Plan:
         if found:
             counters.count("plans_read")
             return found
-        result = compile_fusion(call, _fusion(group_id, call, device), device, is_batched)
+        if background.is_wanted(group_id):
+            lowered = background.lowered(
+                group_id, call, partial(_lowered, group_id, call, device, is_batched)
+            )
+            if lowered is None:
+                return None
+            result = finish(lowered)
+        else:
+            result = compile_fusion(call, _fusion(group_id, call, device), device, is_batched)
     if shelf:
         shelf.keep(result)
     return result
@@ -72,12 +84,20 @@ def prepare(group_id: int, args: tuple[Arg, ...]) -> None:
         shelf = shelf_of(group_id, call, device, is_batched)
         if shelf and shelf.find(call):
             return
-        lowered = lower_fusion(call, _fusion(group_id, call, device), device, is_batched)
+        if background.is_wanted(group_id):
+            background.start(group_id, call, partial(_lowered, group_id, call, device, is_batched))
+            return
+        lowered = _lowered(group_id, call, device, is_batched)
         start(lowered)
         ahead.keep(group_id, call, lowered)
     except Exception as error:
         interrupts.pass_on(error)
         log.write("kernel_cache", f"group {group_id} was not planned ahead", error, log.UPDATE)
+
+
+def _lowered(group_id: int, call: Call, device: str, is_batched: bool) -> Lowered:
+    """The group's kernels for such calls. Raises Refusal."""
+    return lower_fusion(call, _fusion(group_id, call, device), device, is_batched)
 
 
 def _fusion(group_id: int, call: Call, device: str) -> Fusion:

@@ -42,8 +42,8 @@ _SUFFIX = ".plans"
 
 #: The options that no plan depends on.
 _APART = frozenset(
-    "log_levels on_at_import use_nnc no_fallback trace library_path cache_dir cache_limit compile_timeout "
-    "progress stored_plans stored_graphs".split()
+    "log_levels on_at_import use_nnc no_fallback trace library_path cache_dir cache_limit compile "
+    "compile_timeout progress stored_plans stored_graphs".split()
 )
 
 

@@ -27,6 +27,9 @@ class Settings:
     horizontal: bool | None = None  # ops that only share an operand may join one group
     single_node: bool | None = None  # a single op may be a group
     recompute: bool = True  # the backward computes cheap values again instead of reading saved ones
+    background: bool | None = (
+        None  # no call waits for compilers; None: as tsfuser.fuser and TSFUSER_COMPILE say
+    )
     channels_last: bool | None = None  # convolutions run in channels last; None: if inductor's rules say so
 
 
@@ -49,6 +52,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "horizontal": _flag,
     "single_node": _flag,
     "recompute": _flag,
+    "background": _flag,
     "channels_last": _flag,
 }
 
@@ -75,6 +79,7 @@ def applied(settings: Settings) -> Iterator[None]:
         "skip_kinds": None if settings.skip is None else set(settings.skip),
         "horizontal_mode": settings.horizontal,
         "single_node_mode": settings.single_node,
+        "background": settings.background,
     }
     with _lock:
         before = {name: getattr(state, name) for name, value in wanted.items() if value is not None}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,11 +22,12 @@ from torch import fx
 
 from .... import log, options
 from ....errors import Refusal
+from ....graph.wrapper import GROUP
 from ....grouping.support import Refusals
-from ....planning import compile, interrupts
+from ....planning import background, compile, interrupts
 from ....target import counters
 from .. import counts, logs, watch
-from ..settings import Settings
+from ..settings import Settings, applied
 from ..translation.translate import Translation
 from . import record
 from .graph_text import arguments_text, graph_text
@@ -64,6 +65,7 @@ class Request:
             self._left("no compiled graph could be read from disk", error)
             return None
         counters.count("graphs_read")
+        self._mark(made.values())
         for role, translation in made.items():
             origin = watch.Origin(self._source, role)
             logs.done(watch.Outcome(origin, module, {"": (translation, Refusals())}, {}))
@@ -116,6 +118,14 @@ class Request:
         key = Key(hashlib.sha256(written.encode()).hexdigest())
         key.request = self
         return key
+
+    def _mark(self, graphs: Iterable[Translation]) -> None:
+        """As where groups are made."""
+        with applied(self._settings):
+            wanted = options.in_background()
+        for translation in graphs:
+            for node in translation.graph.findAllNodes(GROUP, True):
+                background.mark(node.i("cache_id"), wanted)
 
     def _left(self, what: str, error: Exception) -> None:
         interrupts.pass_on(error)
