@@ -12,7 +12,7 @@ import tsfuser
 from kit.support import assert_matches, run_python, script
 from tsfuser import options
 from tsfuser.errors import Refusal
-from tsfuser.planning import compile, planner
+from tsfuser.planning import compile, compilers, planner
 
 pytestmark = [pytest.mark.usefixtures("forgotten"), pytest.mark.graphs]
 REASON = "its kernels are being compiled in the background"
@@ -33,13 +33,13 @@ def store(tmp_path):
 @pytest.fixture
 def held(monkeypatch):
     """A compiler that waits for `set()`."""
-    go, make = threading.Event(), compile.make_kernels
+    go, run = threading.Event(), compilers._Job.run
 
-    def wait_and_make(lowered):
+    def wait_and_run(job):
         assert go.wait(60)
-        make(lowered)
+        run(job)
 
-    monkeypatch.setattr(compile, "make_kernels", wait_and_make)
+    monkeypatch.setattr(compilers._Job, "run", wait_and_run)
     yield go
     go.set()
 
@@ -192,14 +192,14 @@ def test_who_looks_at_kernels_waits(device):
 PROGRAM = """
 import os, signal, sys, threading, time
 import torch, tsfuser
-from tsfuser.planning import compile
-make = compile.make_kernels
+from tsfuser.planning import compilers
+run = compilers._Job.run
 started = threading.Event()
-def slow(lowered):
+def slow(job):
     started.set()
     time.sleep({seconds})
-    make(lowered)
-compile.make_kernels = slow
+    run(job)
+compilers._Job.run = slow
 function = lambda x: torch.softmax(x * 2, -1).sum(0)
 f = torch.compile(function, backend="tsfuser", options={{"background": True}})
 torch.set_num_threads(1)  # libgomp hangs in a child of a process that has run several

@@ -18,6 +18,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 
 from .. import options
 from ..ir.call import Call
@@ -28,29 +30,50 @@ _MOST = 16  # classes of calls of one group
 
 
 class _Job:
-    """What is planned for calls like `call`. `result`: Lowered, or the exception, once it is `done`."""
+    """What is planned for calls like `call`. `result`: Lowered, or the exception, once it is `planned`."""
 
     def __init__(self, call: Call, make: Callable[[], Lowered]):
-        self.call, self.make = call, make
+        self.call, self._make = call, make
         self.settings = ahead.settings()
         self.result: Lowered | BaseException | None = None
-        self.done = threading.Event()
+        self._planned = threading.Event()
+        self._kernels: list[Future] = []
 
     def run(self) -> None:
         try:
-            made = self.make()
-            compile.make_kernels(made)
+            made = self._make()
+            self._kernels = compile.start(made, beside=True)
             self.result = made
         except BaseException as error:  # for the call that asks next
             self.result = error
-        self.done.set()
+        self._planned.set()
+
+    def is_done(self) -> bool:
+        return self._planned.is_set() and all(kernel.done() for kernel in self._kernels)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it is done within so many seconds; None: it will be."""
+        begun = time.monotonic()
+        if not self._planned.wait(seconds):
+            return False
+        left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begun))
+        return not wait_for(self._kernels, left).not_done
+
+    def taken(self) -> Lowered:
+        """What was made. Raises what has gone wrong."""
+        for kernel in self._kernels:
+            kernel.result()
+        if isinstance(self.result, Lowered):
+            return self.result
+        assert self.result is not None
+        raise self.result
 
     def may_serve(self, call: Call) -> bool:
         """Whether it is for calls of this class, or may turn out to be: what tells classes apart is known
         only when it is done."""
         if self.settings != ahead.settings() or ahead.structure(self.call) != ahead.structure(call):
             return False
-        return not self.done.is_set() or ahead.serves(self.call, call)
+        return not self.is_done() or ahead.serves(self.call, call)
 
 
 class _Workers:
@@ -82,13 +105,17 @@ class _Workers:
                     self._runs = False
         return found
 
+    def is_pending(self, group_id: int, call: Call) -> bool:
+        with self._lock:
+            return any(not job.is_done() and job.may_serve(call) for job in self.jobs.get(group_id, ()))
+
     def forget(self, group_id: int, job: _Job) -> None:
         with self._lock, contextlib.suppress(KeyError, ValueError):
             self.jobs[group_id].remove(job)
 
     def pending(self) -> list[_Job]:
         with self._lock:
-            return [job for jobs in self.jobs.values() for job in jobs if not job.done.is_set()]
+            return [job for jobs in self.jobs.values() for job in jobs if not job.is_done()]
 
     def _work(self) -> None:
         while True:
@@ -134,12 +161,15 @@ def lowered(group_id: int, call: Call, make: Callable[[], Lowered]) -> Lowered |
     """What was made for calls like this one, its kernels on disk; None if it is not ready. Raises what `make`
     has raised, Refusal or CompileError among it."""
     job = _workers.job_for(group_id, call, make)
-    if job is None or not job.done.is_set():
+    if job is None or not job.is_done():
         return None
     _workers.forget(group_id, job)
-    if isinstance(job.result, BaseException):
-        raise job.result
-    return job.result
+    return job.taken()
+
+
+def is_pending(group_id: int, call: Call) -> bool:
+    """Whether what is being made may be for calls like this one."""
+    return _workers.is_pending(group_id, call)
 
 
 def start(group_id: int, call: Call, make: Callable[[], Lowered]) -> None:
@@ -154,7 +184,7 @@ def wait(timeout: float | None = None) -> bool:
     end = None if timeout is None else time.monotonic() + timeout
     for job in _workers.pending():
         left = None if end is None else max(0.0, end - time.monotonic())
-        if not job.done.wait(left):
+        if not job.wait(left):
             return False
     return not _workers.pending()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -120,23 +121,14 @@ def lower_fusion(call: Call, fusion: Fusion, device: str, batched: bool = False)
     return Lowered(call, fusion, device, lowered, allocations)
 
 
-def start(lowered: Lowered) -> None:
-    """Has its kernels compiled in the background, by the time that `finish` wants them."""
+def start(lowered: Lowered, beside: bool = False) -> list[Future]:
+    """Has its kernels compiled in the background, by the time that `finish` wants them. `beside` as of
+    `compilers.start`."""
     device = lowered.device
     missing = [
         (s, kernel.name) for *_, kernel, s in lowered.kernels if _functions.get(_key(s, device)) is None
     ]
-    compilers.start(_target(device, options.host_launch()), missing, device)
-
-
-def make_kernels(lowered: Lowered) -> None:
-    """Compiles its kernels, for a `finish` that then waits for nothing. Beside the program, which keeps a
-    core. Raises Refusal or CompileError."""
-    device = lowered.device
-    wanted = [
-        (s, kernel.name) for *_, kernel, s in lowered.kernels if _functions.get(_key(s, device)) is None
-    ]
-    compilers.binaries(_target(device, options.host_launch()), wanted, device, beside=True)
+    return compilers.start(_target(device, options.host_launch()), missing, device, beside)
 
 
 def _loaded(lowered: Lowered) -> list[Compiled]:

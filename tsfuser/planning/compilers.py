@@ -29,7 +29,7 @@ from .progress import progress
 
 _LOOK = 0.05  # seconds between two looks around
 _GOODBYE = 1.0  # seconds that killed compilers get to be gone
-_NICE = 10  # that much lower is the priority of compilers that nobody waits for
+_NICE = 5  # so much lower is the priority of compilers that nobody waits for
 _MARGIN = 5.0  # seconds that a target gets to give up by itself: NVRTC, in this process, cannot be ended
 
 _MOST = 1024  # kernels that are started ahead, of which nobody has asked for the result
@@ -64,9 +64,11 @@ class _Job:
 
 class _Ahead:
     """What was started ahead, and its threads. These end where nothing is left to do, and with the main
-    thread: a pool's would finish all that has not begun, too, before the process ends."""
+    thread: a pool's would finish all that has not begun, too, before the process ends. `beside`: for a
+    program that does not wait, and keeps a core and its priority."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: bool = False) -> None:
+        self._beside = beside
         self.jobs: dict[tuple, _Job] = {}  # cache: (target, kernel, device) -> until somebody asks for it
         self._waiting: deque[_Job] = deque()
         self._lock = threading.Lock()
@@ -76,7 +78,7 @@ class _Ahead:
         self.jobs[job.target, job.kernel, job.device] = job
         with self._lock:
             self._waiting.append(job)
-            if self._threads >= _count():
+            if self._threads >= max(1, _count() - self._beside):
                 return
             self._threads += 1
         try:
@@ -86,6 +88,8 @@ class _Ahead:
                 self._threads -= 1
 
     def _work(self) -> None:
+        if self._beside:
+            _lower_priority()
         while True:
             with self._lock:
                 if not self._waiting or not threading.main_thread().is_alive():
@@ -95,29 +99,50 @@ class _Ahead:
             job.run()
 
 
-_ahead = _Ahead()  # registry: of this process
+def _lower_priority() -> None:
+    """Of this thread, and of the compilers that it starts."""
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
-def start(target, kernels: Sequence[Kernel], device: str) -> None:
-    """Has threads make `kernels` for `device`, and returns at once. What goes wrong shows in `binaries`."""
+_ahead, _beside = _Ahead(), _Ahead(beside=True)  # registry: of this process
+
+
+def start(target, kernels: Sequence[Kernel], device: str, beside: bool = False) -> list[Future]:
+    """Has threads make `kernels` for `device`, and returns at once. What goes wrong shows in `binaries`,
+    which waits for them; with `beside` nobody shall, before the futures are done."""
+    queue, futures = _beside if beside else _ahead, []
     for kernel in kernels:
-        if (target, kernel, device) in _ahead.jobs:
-            continue
-        while len(_ahead.jobs) >= _MOST:
-            _ahead.jobs.pop(next(iter(_ahead.jobs)), None)
-        _ahead.add(_Job(target, kernel, device, Stop()))
+        job = _started(target, kernel, device)
+        if job is None:
+            while len(queue.jobs) >= _MOST:
+                queue.jobs.pop(next(iter(queue.jobs)), None)
+            job = _Job(target, kernel, device, Stop())
+            queue.add(job)
+        futures.append(job.future)
+    return futures
+
+
+def _started(target, kernel: Kernel, device: str, take: bool = False) -> _Job | None:
+    """The job that makes a kernel; `take`: the caller waits for it."""
+    key = target, kernel, device
+    if take:
+        return _ahead.jobs.pop(key, None) or _beside.jobs.pop(key, None)
+    return _ahead.jobs.get(key) or _beside.jobs.get(key)
 
 
 def forget() -> None:
     """Drops what was started ahead."""
-    for job in list(_ahead.jobs.values()):
-        job.future.cancel()
-    _ahead.jobs.clear()
+    for queue in (_ahead, _beside):
+        for job in list(queue.jobs.values()):
+            job.future.cancel()
+        queue.jobs.clear()
 
 
 def _after_fork() -> None:
-    global _ahead
-    _ahead = _Ahead()  # its threads are the parent's
+    global _ahead, _beside
+    _ahead, _beside = _Ahead(), _Ahead(beside=True)  # the threads are the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -127,38 +152,34 @@ def _count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def binaries(target, kernels: Sequence[Kernel], device: str, beside: bool = False) -> list[Stored]:
-    """What `target` makes of `kernels` for `device`; `beside`: nobody waits for it, and the program keeps a
-    core and its priority. Raises Refusal, CompileError, Interrupted."""
+def binaries(target, kernels: Sequence[Kernel], device: str) -> list[Stored]:
+    """What `target` makes of `kernels` for `device`. Raises Refusal, CompileError, Interrupted."""
     found: dict[Kernel, Stored | None] = {}
     ahead = []
     for kernel in dict.fromkeys(kernels):
-        job = _ahead.jobs.pop((target, kernel, device), None)
+        job = _started(target, kernel, device, take=True)
         if job is None or job.is_over():
             found[kernel] = target.find(*kernel, device)
         else:
             ahead.append(job)
     missing = [kernel for kernel, stored in found.items() if stored is None]
     if missing or ahead:
-        found.update(_compile(target, missing, device, ahead, beside))
+        found.update(_compile(target, missing, device, ahead))
     return [found[kernel] for kernel in kernels]
 
 
-def _compile(
-    target, kernels: Sequence[Kernel], device: str, ahead: list[_Job], beside: bool
-) -> dict[Kernel, Stored]:
+def _compile(target, kernels: Sequence[Kernel], device: str, ahead: list[_Job]) -> dict[Kernel, Stored]:
     """Those of `kernels`, and of what was started ahead."""
     stop = Stop()
     own = [_Job(target, kernel, device, stop) for kernel in kernels]
-    threads = max(1, min(len(kernels), _count() - beside))
-    pool = ThreadPoolExecutor(threads, "tsfuser compiles", _lower_priority if beside else None)
+    pool = ThreadPoolExecutor(max(1, min(len(kernels), _count())), "tsfuser compiles")
     try:
         for job in own:
             try:
                 pool.submit(job.run)
             except RuntimeError:  # the interpreter is on its way out, or there are too many threads
                 job.run()
-        _wait(target, ahead + own, quiet=beside)
+        _wait(target, ahead + own)
         return {job.kernel: job.future.result() for job in ahead + own}
     except BaseException:
         stop.now()
@@ -170,13 +191,7 @@ def _compile(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _lower_priority() -> None:
-    """Of this thread, and of the compilers that it starts."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
-def _wait(target, jobs: Sequence[_Job], quiet: bool) -> None:
+def _wait(target, jobs: Sequence[_Job]) -> None:
     """Returns when all are done. Raises when one has failed."""
     pending = {job.future for job in jobs}
     seconds = options.get("compile_timeout")
@@ -194,5 +209,4 @@ def _wait(target, jobs: Sequence[_Job], quiet: bool) -> None:
                     raise CompileError(
                         f"the compiler did not finish kernel {job.kernel[1]} in {seconds} s; {limit}"
                     )
-            if not quiet:
-                word.tick(target.cache.directory)
+            word.tick(target.cache.directory)

@@ -27,6 +27,8 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan | None:
     differed in sizes, strides or values of numbers. None where it is made in the background, and not there
     yet. Raises nothing but `Interrupted`: what goes wrong becomes the plan's refusal."""
     call = Call(tuple(map(describe, args)), varies=varies)
+    if background.is_wanted(group_id) and background.is_pending(group_id, call):
+        return None
     try:
         device = group_device(call)
         arguments = "\n".join(map(str, call.args))
