@@ -23,7 +23,8 @@ def compiled(function, **choices):
     [
         (
             {"options": {"fast": True}},
-            "no option 'fast'; its options are skip, horizontal, single_node, recompute, channels_last",
+            "no option 'fast'; its options are skip, horizontal, single_node, recompute, background, "
+            "channels_last",
         ),
         ({"options": {"horizontal": 1}}, "'horizontal' cannot be 1: it is True or False"),
         (
