@@ -97,6 +97,7 @@ class Request:
                 _cache().put(self.key, _SUFFIX, marshal.dumps(kept[:_MOST]))
         except Exception as error:
             self._left("a compiled graph is not kept on disk", error)
+        self._programs.clear()  # torch holds the request as long as the function
 
     def _key(self, module: Any, args: list[Any], aot_config: Any) -> Key:
         """Raises Refusal."""

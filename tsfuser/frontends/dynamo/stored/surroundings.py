@@ -25,20 +25,25 @@ _FORMAT = 1  # of the files
 def surroundings(settings: Settings, devices: set[str]) -> tuple:
     """`devices`: those of the graph's tensors. Raises Refusal."""
     _check_modes()
-    made_by = []
-    for device in sorted(devices | {"cpu"}):
-        identity = compile.identity(device)
-        if identity is None:
-            raise Refusal(f"nothing can be compiled for {device}")
-        made_by.append((device, repr(identity)))
     return (
         _FORMAT,
         stored_plans.VERSIONS,
-        tuple(made_by),
+        tuple((device, _identity(device, device in devices)) for device in sorted(devices | {"cpu"})),
         lasting(settings),
         _torch_state(),
         _configurations(),
     )
+
+
+def _identity(device: str, is_needed: bool) -> str:
+    """What compiles for the device. A machine with a GPU may have no compiler for the CPU."""
+    try:
+        found = compile.identity(device)
+    except (Refusal, OSError):
+        found = None
+    if found is None and is_needed:
+        raise Refusal(f"nothing can be compiled for {device}")
+    return repr(found)
 
 
 def lasting(settings: Settings) -> tuple:
