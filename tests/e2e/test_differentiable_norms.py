@@ -65,9 +65,16 @@ def test_values_and_gradients_are_eagers(device, norm, w, b, dtype):
     needed = (True, False, False) if fails else (True, True, True)
     with tsfuser.fuser(), no_fallback():
         compare(eager, scripted, operands(norm, dtype, device, needed=needed))
+    assert len(groups(scripted)) == 2  # one forward, one backward
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_norm_stays_one_node(norm):
+    eager, scripted = functions(norm, "w", "None" if norm == "rms_norm" else "b")
+    with tsfuser.fuser():
+        compare(eager, scripted, operands(norm))
     found = [kind for group in groups(scripted) for kind in kinds(group)]
     assert f"aten::{norm}" in found and f"tsfuser::{norm}_backward" in found
-    assert len(groups(scripted)) == 2  # one forward, one backward
 
 
 def test_a_bias_without_a_weight_is_an_error_of_eagers_group_norm():

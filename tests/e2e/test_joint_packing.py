@@ -58,7 +58,11 @@ def written(x: Tensor, w: Tensor, b: Tensor):
     return y.relu_() * 2.0
 
 
-PROGRAMS = [norm_block, mlp, reductions, attention, rotated, two, written]
+def grouped(x: Tensor, w: Tensor, b: Tensor):
+    return F.group_norm(x * w, 3, w, b).sin()
+
+
+PROGRAMS = [grouped, norm_block, mlp, reductions, attention, rotated, two, written]
 MASKS = [mask for mask in itertools.product([True, False], repeat=3) if any(mask)]
 SIZES = [4, 9]
 
@@ -245,6 +249,37 @@ def test_numbers_are_values_of_the_graph():
             torch.testing.assert_close(got, want)
             torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
         assert packed(scripted, [x, 0.5, 2])
+
+
+def test_a_second_derivative_of_logits():
+    """Beyond the bounds there is none."""
+
+    def odds(x: Tensor, w: Tensor):
+        return torch.logit(x * w, 0.1) + torch.logit(x * w)
+
+    scripted = fresh(odds)
+    x, w = torch.linspace(0.05, 0.9, 9, dtype=torch.float64), torch.linspace(0.5, 1, 9, dtype=torch.float64)
+    given = [t.requires_grad_() for t in (x, w)]
+    with tsfuser.fuser():
+        for _ in range(3):
+            found = []
+            for function in (scripted, odds):
+                (first,) = torch.autograd.grad(function(*given).sum(), x, create_graph=True)
+                found.append((first.detach(), *torch.autograd.grad(first.sin().sum(), given)))
+            torch.testing.assert_close(*found)
+        assert packed(scripted, given)
+
+
+def test_what_has_no_second_derivative_in_eager_has_none():
+    scripted = script("def f(x, w):\n    return torch.nn.functional.hardsigmoid(x * w).sin()\n")
+    x, w = (torch.linspace(-2, k, 9, requires_grad=True) for k in (3, 1))
+    with tsfuser.fuser():
+        for _ in range(3):
+            torch.autograd.grad(scripted(x, w).sum(), [x, w])
+            with pytest.raises(RuntimeError, match="hardsigmoid_backward is not implemented"):
+                (first,) = torch.autograd.grad(scripted(x, w).sum(), x, create_graph=True)
+                torch.autograd.grad(first.sum(), [x, w])
+        assert packed(scripted, [x, w])
 
 
 @pytest.mark.parametrize("op", ["silu", "mish", "gelu", "softplus", "hardswish"])

@@ -5,7 +5,8 @@ certain case. In: a typed graph. Out: the same, in place. Example:
 
     %y = aten::layer_norm(%x, ...)   ->   %y, %mean, %rstd = aten::native_layer_norm(%x, ...)
 
-Each function gets the op's arguments by name, and returns what stands for the result, or None to leave it.
+Each function gets the op's arguments by name, and returns what stands for the result, or None to leave it; of
+several results a tuple, None for those that nobody reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ..graph.wrapper import Graph, Node, inputs, nodes_of, refine, schema
+from ..graph.wrapper import Graph, Node, inputs, nodes_of, outputs, refine, schema
 from .autocast import FULL, REDUCED, cast_to
 from .rules.table import argument, known_rank, structural
 from .terms import DTYPE_NUMBERS, Term, Writer
@@ -48,11 +49,14 @@ def _expand(node: Node, writer: Writer, write: Callable) -> None:
     writer.place = writer.lines = node
     given = dict(zip(found.arguments, inputs(node)))
     made = write(**{name: argument(writer, given.get(name)) for name in inspect.signature(write).parameters})
-    if made is not None:
-        made.value.setType(refine(node.output().type(), made.facts))
-        writer.knowledge.forget(made.value)
-        node.output().replaceAllUsesWith(made.value)
-        node.destroy()
+    if made is None:
+        return
+    for value, term in zip(outputs(node), made if isinstance(made, tuple) else (made,)):
+        if term is not None:
+            term.value.setType(refine(value.type(), term.facts))
+            writer.knowledge.forget(term.value)
+            value.replaceAllUsesWith(term.value)
+    node.destroy()
 
 
 # ---- norms and dropout
@@ -71,16 +75,6 @@ def rms_norm(input, normalized_shape, weight, eps):
         eps = torch.finfo(getattr(torch, input.facts.dtype or "float32")).eps
     scaled = input * ((input**2).mean(dims, True) + eps).rsqrt()
     return scaled if weight is None else scaled * weight
-
-
-@expansion("aten::group_norm")
-def group_norm(input, num_groups, weight, bias, eps):
-    """Of N images with C channels of HxW pixels each."""
-    batch, channels = input.size(0), input.size(1)
-    pixels = 1
-    for dim in range(2, known_rank(input)):
-        pixels = input.size(dim) * pixels if pixels != 1 else input.size(dim)
-    return input.contiguous().native_group_norm(weight, bias, batch, channels, pixels, num_groups, eps)[0]
 
 
 @expansion("aten::batch_norm")
@@ -225,17 +219,6 @@ def take_along_dim(self, indices, dim):
     if indices.value.node().kind() == "aten::where":
         return None
     return self.take_along_dim((indices < 0).where(indices + self.size(dim), indices), dim)
-
-
-@expansion("aten::instance_norm")
-def instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, eps):
-    """Each channel of each image is a group. Running statistics are left to torch."""
-    if running_mean is not None or running_var is not None or use_input_stats is not True:
-        return None
-    batch, channels, pixels = input.size(0), input.size(1), 1
-    for dim in range(2, known_rank(input)):
-        pixels = input.size(dim) * pixels if pixels != 1 else input.size(dim)
-    return input.contiguous().native_group_norm(weight, bias, batch, channels, pixels, channels, eps)[0]
 
 
 # ---- losses

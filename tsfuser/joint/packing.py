@@ -91,8 +91,6 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
     expand(joint.graph, second.FORMS)
     note_types(joint.graph)  # as before the cut, which has saved one of equal values
     torch._C._jit_pass_cse(joint.graph)
-    if without := [node.kind() for node in nodes_in(joint.graph) if node.kind() in second.WITHOUT]:
-        raise Refusal(f"{without[0]} has no derivative")
     roles = Roles(joint)
     saved = [*(roles.given[i] for i in parts.saved_inputs), *(roles.results[i] for i in parts.saved_outputs)]
     more = _missing_numbers(roles, saved)

@@ -151,45 +151,64 @@ def _no_statistics(grads):
         raise Refusal("gradients of a norm's mean and deviation are left to torch")
 
 
-def _asked(*operands):
-    return [operand is not None for operand in operands]
+#: The operands of norms.
+_OPERANDS = ("input", "weight", "bias")
+
+
+def _asked(wants):
+    return [name in wants for name in _OPERANDS]
 
 
 @rule("aten::native_layer_norm", of="input weight bias")
-def native_layer_norm(grad, grads, input, normalized_shape, weight, bias, results):
-    asked = [True, *_asked(weight, bias)]
+def native_layer_norm(grad, grads, input, normalized_shape, weight, bias, results, wants):
     _no_statistics(grads)
-    return grad.native_layer_norm_backward(
-        input, normalized_shape, results[1], results[2], weight, bias, asked
-    )
+    given = (input, normalized_shape, results[1], results[2], weight, bias)
+    return grad.native_layer_norm_backward(*given, _asked(wants))
+
+
+@rule("aten::group_norm", of="input weight bias")
+def group_norm(grad, input, num_groups, weight, bias, eps, wants):
+    bias = _like(bias, weight, wants)
+    return grad.writer("tsfuser::group_norm_backward", grad, input, num_groups, weight, bias, eps)
+
+
+def _like(bias, weight, wants):
+    """What says that a bias has a gradient, and of which dtype: the weight, which eager saves, unlike the
+    bias. A bias without a weight has none in eager's group norm: an error."""
+    return None if "bias" not in wants else bias if weight is None else weight
+
+
+@rule("aten::instance_norm", of="input weight bias")
+def instance_norm(grad, input, weight, bias, running_mean, running_var, use_input_stats, eps, wants):
+    if running_mean is not None or running_var is not None or use_input_stats is not True:
+        raise Refusal("running statistics of an instance norm are left to torch")
+    bias = _like(bias, weight, wants)
+    return grad.writer("tsfuser::instance_norm_backward", grad, input, weight, bias, eps)
 
 
 @rule("aten::native_group_norm", of="input weight bias")
-def native_group_norm(grad, grads, input, weight, N, C, HxW, group, bias, results):
-    asked = [True, *_asked(weight, bias)]
+def native_group_norm(grad, grads, input, weight, N, C, HxW, group, results, wants):
     _no_statistics(grads)
-    return grad.native_group_norm_backward(input, results[1], results[2], weight, N, C, HxW, group, asked)
+    given = (input, results[1], results[2], weight, N, C, HxW, group)
+    return grad.native_group_norm_backward(*given, _asked(wants))
 
 
 @rule("aten::native_batch_norm", of="input weight bias")
-def native_batch_norm(grad, input, weight, bias, running_mean, running_var, training, eps, results):
+def native_batch_norm(grad, input, weight, running_mean, running_var, training, eps, results, wants):
     """Running statistics are not read in training, but for their dtype where there is no weight."""
-    asked = [True, *_asked(weight, bias)]
     if structural(training, "training") and weight is not None:
         running_mean = running_var = None
-    return grad.native_batch_norm_backward(
-        input, weight, running_mean, running_var, results[1], results[2], training, eps, asked
-    )
+    given = (input, weight, running_mean, running_var, results[1], results[2], training, eps)
+    return grad.native_batch_norm_backward(*given, _asked(wants))
 
 
 @rule("tsfuser::batch_norm", of="input weight bias")
-def batch_norm(grad, input, weight, bias, running_mean, running_var, training, eps, results):
+def batch_norm(grad, input, weight, running_mean, running_var, training, eps, results, wants):
     """As that of native_batch_norm, of the implementation that the forward has taken."""
     if structural(training, "training") and weight is not None:
         running_mean = running_var = None
     given = (input, grad, weight, running_mean, running_var, results[1], results[2], training, eps)
-    asked = [True, *_asked(weight, bias)]
-    return grad.writer("tsfuser::batch_norm_backward", results[4], *given, asked, results[3])
+    return grad.writer("tsfuser::batch_norm_backward", results[4], *given, _asked(wants), results[3])
 
 
 @rule("aten::native_dropout_backward", of="grad_output")
