@@ -66,7 +66,7 @@ def with_gaps(x):
     [
         "torch.logsumexp(x.float(), -1)",
         "(x.float() * y).sum(-1)",
-        "torch.layer_norm(x.float() + y, [x.size(-1)]).sum(-1)",
+        "torch.layer_norm(x.float() + y, [x.size(-1)]).abs().sum(-1)",
         "tsfuser_with_room",
     ],
 )

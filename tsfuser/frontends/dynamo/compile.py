@@ -59,7 +59,7 @@ def backend(
     expect_cuda()
     graphs = CudaGraphs() if mode == "reduce-overhead" else None
     source = watch.arrived(module)
-    request = Request(settings, source) if wanted(graphs is not None) else None
+    request = _request(settings, source, graphs)
     compiler = partial(_compile, settings, source, graphs, Roundings(), SavedGaps(), request)
     forward = partial(compiler, "forward")
     compiled = aot_autograd(
@@ -84,6 +84,17 @@ def backend(
     except Exception as error:
         failures.gave_up("aot_autograd", error, Kept(module).line)
         return module  # which nobody changes
+
+
+def _request(
+    settings: its_settings.Settings, source: watch.Source, graphs: CudaGraphs | None
+) -> Request | None:
+    """Where the compiled graph is looked for, and kept."""
+    try:
+        return Request(settings, source) if wanted(graphs is not None) else None
+    except Exception as error:
+        failures.gave_up("stored graphs", error, "")
+        return None
 
 
 def _compile(
