@@ -148,7 +148,7 @@ def test_planner_that_raises_is_asked_once_for_the_structure(native, reports, er
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda n: None, "something else"),
+        (lambda n: 3, "something else"),
         (lambda n: n.Plan(6, [], [(0, 0, -1)], [], [], []), "checks do not hold"),
         (lambda n: n.Plan(5, [], [], [], [], []), "checks do not hold"),
         (lambda n: n.Plan(6, [], [], [], [], [("input", 2)]), "not among the group's inputs"),
@@ -178,6 +178,26 @@ def test_wrong_plan_runs_unfused(native, reports, make, words):
     for _ in range(2):
         assert torch.equal(f(a, a), a + a)
     assert len(reports) == 1 and words in reports[0][1]
+
+
+def test_a_planner_that_is_not_done_is_asked_again(native, reports):
+    """Even where to run unfused is an error."""
+    asked = []
+
+    def planner(group, args, varies):
+        asked.append(group)
+        return None
+
+    native.set_planner(planner)
+    native.set_fallback_enabled(False)
+    try:
+        f, a = group_function(ADD, 2), torch.randn(3)
+        for _ in range(3):
+            assert torch.equal(f(a, a), a + a)
+    finally:
+        native.set_fallback_enabled(True)
+    assert len(asked) == 3 and reports == []
+    assert native.stats()["fallbacks"] == {"its kernels are being compiled in the background": 3}
 
 
 def test_failed_launch_is_remembered_and_reported_once(native, reports):
