@@ -12,7 +12,7 @@ import tsfuser
 from kit.support import assert_matches, run_python, script
 from tsfuser import options
 from tsfuser.errors import Refusal
-from tsfuser.planning import compile, compilers, planner
+from tsfuser.planning import background, compile, compilers, planner
 
 pytestmark = [pytest.mark.usefixtures("forgotten"), pytest.mark.graphs]
 REASON = "its kernels are being compiled in the background"
@@ -122,6 +122,18 @@ def test_each_class_has_a_plan_of_its_own(device, held):
     for x, y in inputs:
         assert_matches(compiled(x, y), first(x, y), ops=1 << 11)
     assert unfused() == before and tsfuser.stats()["launches"] > launches
+
+
+def test_plans_that_nobody_takes_are_dropped(monkeypatch):
+    """Of calls that were expected, and have not come."""
+    workers, made = background._Workers(), []
+    monkeypatch.setattr(background._Job, "may_serve", lambda job, call: False)
+    monkeypatch.setattr(background._Job, "run", lambda job: job._planned.set())
+    for _ in range(3 * background._MOST):
+        job = workers.job_for(0, background.Call(()), lambda: None)
+        assert job is not None and job.wait(60)
+        made.append(job)
+    assert workers.jobs[0] == made[-background._MOST :]
 
 
 def test_random_numbers_are_drawn_in_order(held):

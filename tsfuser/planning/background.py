@@ -87,12 +87,17 @@ class _Workers:
         self._runs = False
 
     def job_for(self, group_id: int, call: Call, make: Callable[[], Lowered]) -> _Job | None:
-        """The job that is for such calls, started where there is none; None where the group has too many."""
+        """The job that is for such calls, started where there is none; None while the group has too many."""
         with self._lock:
             jobs = self.jobs.setdefault(group_id, [])
             found = next((job for job in jobs if job.may_serve(call)), None)
-            if found is not None or len(jobs) >= _MOST:
+            if found is not None:
                 return found
+            if len(jobs) >= _MOST:
+                unasked = next((job for job in jobs if job.is_done()), None)
+                if unasked is None:
+                    return None
+                jobs.remove(unasked)
             found = _Job(call, make)
             jobs.append(found)
             self._waiting.append(found)

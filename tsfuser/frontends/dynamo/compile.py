@@ -91,7 +91,10 @@ def _request(
 ) -> Request | None:
     """Where the compiled graph is looked for, and kept."""
     try:
-        return Request(settings, source) if wanted(graphs is not None) else None
+        if not wanted(graphs is not None):
+            return None
+        torch_cache.install()
+        return Request(settings, source)
     except Exception as error:
         failures.gave_up("stored graphs", error, "")
         return None

@@ -9,11 +9,11 @@ is not imported here.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from importlib import metadata
 
 from ...version import __version__
-from .stored import artifacts
 
 GROUP, NAME, VALUE = "torch_dynamo_backends", "tsfuser", "tsfuser.frontends.dynamo:backend"
 
@@ -46,7 +46,10 @@ class _Finder(metadata.DistributionFinder):
 
 def open_door() -> None:
     """Makes torch find the backend by its name, and carry its files among its artifacts."""
-    artifacts.register()
+    with contextlib.suppress(ImportError, AttributeError):  # a later torch's cache may have other names
+        from .stored import artifacts
+
+        artifacts.register()
     try:
         metadata.distribution(NAME)
     except metadata.PackageNotFoundError:

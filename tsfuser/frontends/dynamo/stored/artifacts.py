@@ -12,6 +12,7 @@ which `load_cache_artifacts` writes them into the cache of a process that has im
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -71,4 +72,5 @@ def register() -> None:
 
 
 def _record(name: str, path: Path) -> None:
-    CacheArtifactManager.record_artifact(_TYPE, name, path)
+    with contextlib.suppress(Exception):  # a kernel does not fail for it
+        CacheArtifactManager.record_artifact(_TYPE, name, path)

@@ -26,10 +26,9 @@ _mine = threading.local()  # registry: the request of each thread
 
 @contextlib.contextmanager
 def asked(request: Request | None) -> Iterator[None]:
-    """What torch compiles in this context, in this thread, is looked for by the request."""
+    """The graph that torch compiles in this context, in this thread, is looked for by the request."""
     before, _mine.request = getattr(_mine, "request", None), request
     try:
-        _install()
         yield
     finally:
         _mine.request = before
@@ -49,14 +48,16 @@ def mark(call: Any, key: Key) -> None:
 
 
 @functools.cache
-def _install() -> None:
+def install() -> None:
+    """Puts our functions in the place of torch's. Raises where this torch has no such functions."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, should_bundle_autograd_cache
 
     load, save = AOTAutogradCache.try_load, AOTAutogradCache.save
 
     @functools.wraps(load)
     def try_load(module: Any, args: Any, aot_config: Any, *rest: Any, **named: Any) -> Any:
-        request = getattr(_mine, "request", None)
+        # Once: what another backend compiles for a part of the graph is none of ours.
+        request, _mine.request = getattr(_mine, "request", None), None
         if request is None:
             return load(module, args, aot_config, *rest, **named)
         call = None
