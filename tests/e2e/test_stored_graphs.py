@@ -305,6 +305,7 @@ DIFFERENT = {
     "strides": (first, {"x": lambda: torch.randn(6, 4).t()}),
     "an offset": (first, {"x": lambda: torch.randn(5, 6)[1:]}),
     "a dtype": (first, {"x": lambda: torch.randn(4, 6, dtype=torch.float64)}),
+    "a dtype of the same size": (first, {"x": lambda: torch.ones(4, 6, dtype=torch.int32)}),
     "16 bits": (first, {"x": lambda: torch.randn(4, 6).bfloat16()}),
     "integers": (first, {"x": lambda: torch.ones(4, 6, dtype=torch.int64)}),
     "a gradient": (first, {"x": lambda: torch.randn(4, 6, requires_grad=True)}),
