@@ -92,7 +92,7 @@ def on_gpu(folder: str) -> list:
 
         def run(args, kernel=kernel, grid=grid, block=block, shared=shared):
             taken = numpy.frombuffer(bytes(args), numpy.dtype([("bytes", "u1", len(args))]))
-            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
                 kernel((grid,), block, (taken,), shared_mem=shared)
 
         functions.append(run)

@@ -91,7 +91,7 @@ unary(
     in_place_early=True,
     derivative=("aten::hardswish_backward",),
     **_ANY,
-    fast=Fast("fast_hardswish({0})", error=2**-22, exact=2**-22.5),
+    fast=Fast("fast_hardswish({0})", error=2**-22, exact=2**-22.4),
 )
 unary(
     "hardsigmoid",
@@ -99,7 +99,7 @@ unary(
     dtypes=FLOATING,
     in_place_early=True,
     **_ANY,
-    fast=Fast("fast_hardsigmoid({0})", error=2**-22, exact=2**-22.5),
+    fast=Fast("fast_hardsigmoid({0})", error=2**-22, exact=2**-22.4),
     positive=True,
 )
 unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING, selects=True, in_place_early=True)
