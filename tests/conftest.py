@@ -20,6 +20,9 @@ import pytest
 from kit import autodiff_only, torch_ops
 from kit.launches import FIBERS
 
+# Else each worker compiles all modules of tests, and each process that they start all of tsfuser.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("TSFUSER_PROGRESS", "0")  # what tests look for on stderr does not depend on the machine
 # What tracing and planning do is tested, in each run.
 os.environ.setdefault("TSFUSER_STORED_PLANS", "0")

@@ -1,9 +1,10 @@
 """Runs Python programs as processes of their own, without each of them importing torch, which takes 2 s.
 
 One process a test run imports torch, and nothing of tsfuser, and forks for each program: the child takes over
-the arguments, environment, folder and output of the program, and runs it as `__main__`. Then it waits for its
-threads and calls what is registered with `atexit`, as Python does; that Python takes itself and all of torch
-apart, which takes .2 s, is left to programs with `whole_end`.
+the arguments, environment, folder and output of the program, and runs it as `__main__`. Another process has
+imported what torch.compile needs, too, which takes as long again, and forks for the programs that name it.
+Then the child waits for its threads and calls what is registered with `atexit`, as Python does; that Python
+takes itself and all of torch apart, which takes .2 s, is left to programs with `whole_end`.
 Example:
 
     done = run(["program.py", "3"], env={**os.environ, "PYTORCH_NVFUSER_DUMP": "cuda_kernels"})
@@ -16,6 +17,7 @@ import atexit
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import signal
@@ -47,6 +49,9 @@ READ_LATER = {
     "PYTORCH_JIT_USE_NNC_NOT_NVFUSER",
 }
 
+#: What torch imports when it first compiles a function.
+COMPILES = ("torch._dynamo.backends.debugging", "torch._inductor.scheduler", "torch.export._trace")
+
 
 def run(arguments, env=None, cwd=None, timeout=300, whole_end=False):
     """A `subprocess.CompletedProcess` of `python *arguments`: a file, or `-c` and a program, or `-m` and a
@@ -60,7 +65,7 @@ def run(arguments, env=None, cwd=None, timeout=300, whole_end=False):
     with tempfile.TemporaryDirectory(prefix="tsfuser-prefork-") as folder:
         outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
         request = [list(map(str, arguments)), env, os.fspath(cwd or os.getcwd()), outputs, whole_end]
-        status = _server().run(request, timeout)
+        status = _server(_compiles(arguments, cwd or "")).run(request, timeout)
         said = []
         for path in outputs:
             with open(path) as file:
@@ -68,18 +73,30 @@ def run(arguments, env=None, cwd=None, timeout=300, whole_end=False):
     return subprocess.CompletedProcess(arguments, status, *said)
 
 
+def _compiles(arguments, cwd):
+    """Whether a program, or a file that it is given, names torch.compile."""
+    for text in map(str, arguments):
+        path = os.path.join(cwd, text)
+        if os.path.isfile(path):
+            with open(path, errors="replace") as file:
+                text = file.read()
+        if "torch.compile" in text:
+            return True
+    return False
+
+
 @functools.cache
-def _server():
-    return _Server()
+def _server(compiles):
+    return _Server(compiles)
 
 
 class _Server:
     """The process that forks. Started when first asked; ends with its standard input."""
 
-    def __init__(self):
+    def __init__(self, compiles):
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *COMPILES[: compiles * len(COMPILES)]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -130,6 +147,8 @@ def _become(arguments, env, cwd, outputs):
 def _main():
     import torch  # noqa: F401
 
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # else a child that ends looks through all of torch, in pages that it has to copy for that
     arguments, *others, whole_end = _next_program()

@@ -62,3 +62,10 @@ def test_a_program_that_takes_too_long_is_ended():
     with pytest.raises(subprocess.TimeoutExpired):
         prefork.run(["-c", "import time; time.sleep(600)"], timeout=0.2)
     assert prefork.run(["-c", "print(1)"]).stdout == "1\n"
+
+
+def test_what_torch_compile_needs_is_there_where_a_program_names_it(tmp_path):
+    program = "import sys; print('torch._dynamo' in sys.modules, 'tsfuser' in sys.modules)"
+    (tmp_path / "program.py").write_text(f"{program}\n# torch.compile\n")
+    assert prefork.run(["-c", program]).stdout == "False False\n"
+    assert prefork.run(["program.py"], cwd=tmp_path).stdout == "True False\n"
