@@ -1,5 +1,6 @@
 // The rewrite that settles branches, before torch profiles a graph. See settled_branches.h.
 
+#include "graph/memory.h"
 #include "group/failures.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string>
 #include <vector>
 
 namespace tsfuser {
@@ -82,22 +84,23 @@ bool decides(Node* branch) {
   return false;
 }
 
-// Whether the node may run twice: it only computes its results.
-bool is_pure(const Node* node) {
+// Whether the op takes random numbers.
+bool draws(const Node* node) {
   const auto* schema = node->maybeSchema();
-  if (node->hasSideEffects() || (schema && schema->is_mutable()) ||
-      op_facts().writers.count(node->kind()) != 0 || !(node->kind().is_aten() || node->kind().is_prim())) {
+  if (!schema || !node->kind().is_aten()) {
     return false;
   }
-  if (schema && node->kind().is_aten()) {
-    const auto found = c10::Dispatcher::singleton().findSchema({schema->name(), schema->overload_name()});
-    if (found && found->hasTag(at::Tag::nondeterministic_seeded)) {
-      return false;
-    }
-  }
-  return std::all_of(node->blocks().begin(), node->blocks().end(), [](const Block* block) {
-    return std::all_of(block->nodes().begin(), block->nodes().end(), is_pure);
-  });
+  const auto found = c10::Dispatcher::singleton().findSchema({schema->name(), schema->overload_name()});
+  return found && found->hasTag(at::Tag::nondeterministic_seeded);
+}
+
+bool keeps_statistics(const Node* node) { return op_facts().writers.count(node->kind()) != 0; }
+
+// Whether the node may run twice, but for what is in its blocks: it only computes its results.
+bool is_pure(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  return !node->hasSideEffects() && !(schema && schema->is_mutable()) && !draws(node) &&
+         !keeps_statistics(node) && (node->kind().is_aten() || node->kind().is_prim());
 }
 
 // The node of the graph's own block that the node is, or is in.
@@ -108,18 +111,89 @@ Node* outermost(const Node* node) {
   return const_cast<Node*>(node);
 }
 
+// Whether the op may run twice once `still` has seen it: a dropout can be told to drop nothing, a norm to
+// keep no statistics, and an op in place that torch asks about to write to a copy. The latter two for joint
+// graphs, whose programs would else run without any for ever.
+bool may_be_stilled(const Graph& graph, const Node* node, const Node* first) {
+  if (!takes_joint_functions(graph)) {
+    return node->kind() == c10::aten::dropout && node->owningBlock() == graph.block();
+  }
+  const auto places = written_operands(node);
+  const bool writes_to_tensors =
+      node == first && !places.empty() && node->kind().is_aten() && !draws(node) &&
+      std::all_of(places.begin(), places.end(), [node](size_t i) { return is_tensor(node->input(i)); });
+  return node->kind() == c10::aten::dropout || keeps_statistics(node) || writes_to_tensors;
+}
+
 // Whether all up to the node, which torch has passed by and which stays in the graph, may run twice: in the
-// first call it does. A dropout may, as it can be told to drop nothing.
-bool may_repeat(Graph& graph, const Node* last) {
-  for (const Node* node : graph.nodes()) {
-    if (!is_pure(node) && node->kind() != c10::aten::dropout) {
+// first call it does.
+bool may_repeat(Graph& graph, const Node* first) {
+  const Node* end = takes_joint_functions(graph) ? nullptr : outermost(first)->next();
+  for (const Node* node : all_nodes(graph)) {
+    if (node == end) {
+      break;
+    }
+    if (!is_pure(node) && !may_be_stilled(graph, node, first)) {
       return false;
     }
-    if (node == last) {
+    if (!end && node == first) {
       break;
     }
   }
   return true;
+}
+
+// Has the op only compute, as it runs twice in the first call.
+void still(Node* node) {
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  for (const size_t i : written_operands(node)) {
+    node->replaceInput(i, graph.insert(c10::aten::clone, {node->input(i)}));
+  }
+  const bool is_norm = keeps_statistics(node);
+  if (!is_norm && node->kind() != c10::aten::dropout) {
+    return;
+  }
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    const std::string& name = node->schema().arguments()[i].name();
+    if (name == "running_mean" || name == "running_var") {
+      node->replaceInput(i, graph.insertConstant(c10::IValue()));
+    } else if (name == "train" || name == "training" || name == "use_input_stats") {
+      node->replaceInput(i, graph.insertConstant(is_norm));  // which takes those of the batch then
+    }
+  }
+}
+
+void destroy_behind(Block* block, const Node* last) {
+  while (block->return_node()->prev() != last) {
+    block->return_node()->prev()->destroy();
+  }
+}
+
+// Has a block end behind the node, or give nothing at once where that is null. Nothing reads its results.
+void end_behind(Block* block, Node* last) {
+  Graph& graph = *block->owningGraph();
+  const bool is_body = block->owningNode()->kind() == c10::prim::Loop;
+  Node* begin = block->param_node()->next();
+  const torch::jit::WithInsertPoint front(begin);
+  for (size_t i = 0; i < block->outputs().size(); ++i) {
+    const auto type = block->outputs()[i]->type();
+    block->replaceOutput(i, is_body && i == 0  // no other iteration
+                                ? graph.insertConstant(false)
+                                : graph.insertNode(graph.createUninitialized(type))->output());
+  }
+  destroy_behind(block, last ? last : begin->prev());
+}
+
+// Has the blocks around the node end behind it.
+void end_blocks_behind(Node* last) {
+  while (Node* around = last->owningBlock()->owningNode()) {
+    const auto blocks = around->blocks();
+    auto own = std::find(blocks.begin(), blocks.end(), last->owningBlock());
+    end_behind(*own, last);
+    std::for_each(own + 1, blocks.end(), [](Block* block) { end_behind(block, nullptr); });
+    last = around;
+  }
 }
 
 // Has a branch hand on the operand of each dropout whose rate, an attribute of a module, is 0, as eager
@@ -202,7 +276,7 @@ bool settle_branches(Graph& graph, const Node* first) {
 }
 
 bool may_become_call(Graph& graph, const Node* first) {
-  return graph.outputs().size() == 1 && may_repeat(graph, outermost(first));
+  return graph.outputs().size() == 1 && may_repeat(graph, first);
 }
 
 void become_call(Graph& graph, const Node* first, Node* call) {
@@ -210,16 +284,12 @@ void become_call(Graph& graph, const Node* first, Node* call) {
   call->input(0)->node()->insertBefore(call);
   call->output()->setType(graph.outputs()[0]->type());
   graph.return_node()->replaceInput(0, call->output());
-  const std::vector<Node*> nodes(graph.nodes().begin(), graph.nodes().end());
-  for (Node* node : nodes) {
-    if (node->kind() == c10::aten::dropout) {
-      constexpr size_t train = 2;
-      const torch::jit::WithInsertPoint before(node);
-      node->replaceInput(train, graph.insertConstant(false));
+  destroy_behind(graph.block(), call);
+  end_blocks_behind(const_cast<Node*>(first));
+  for (Node* node : all_nodes(graph)) {
+    if (node != call && !is_pure(node)) {
+      still(node);
     }
-  }
-  for (auto old = nodes.rbegin(); *old != call; ++old) {
-    (*old)->destroy();
   }
 }
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.norm_steps import DTYPES, evaluated, operands, trained
 from kit.support import assert_matches, fresh, kinds, no_fallback, script
 from tsfuser.frontends.torchscript import passes
@@ -65,7 +66,7 @@ def check(device, activation, dtype, channels_last, training):
     eager, scripted = plain(source(activation)), script(source(activation))
     with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
         got = trained(scripted, tensors, gradient, training, 4)
-    assert min(computed(seen)) >= 1
+    assert by_joint_graphs() or min(computed(seen)) >= 1
     double = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
     exact = trained(eager, double, gradient.double(), training)
     for mine, theirs, true in zip(got, trained(eager, tensors, gradient, training), exact):
@@ -93,7 +94,7 @@ def test_parameters_that_are_not_there(device, parameters, training):
         for _ in range(4):
             got = run(scripted)
     if parameters != "None, b":  # which is left to torch
-        assert min(computed(seen)) >= 1
+        assert by_joint_graphs() or min(computed(seen)) >= 1
     for mine, theirs in zip(got, want):
         assert_matches(mine, theirs, ops=4000)
 
@@ -106,7 +107,7 @@ def test_a_norm_without_running_statistics(device):
     gradient = torch.randn_like(tensors[0])
     with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
         got = trained(fresh(program), tensors, gradient, True, 4)
-    assert min(computed(seen)) >= 1
+    assert by_joint_graphs() or min(computed(seen)) >= 1
     for mine, theirs in zip(got, trained(program, tensors, gradient, True)):
         assert_matches(mine, theirs, ops=4000)
 
@@ -164,7 +165,7 @@ def test_a_bias_that_is_written_to_before_the_backward(device):
             with torch.no_grad():
                 bias.add_(100.0)
             gradients = torch.autograd.grad(y, (x, w, bias), gradient)
-    assert min(computed(seen)) >= 1
+    assert by_joint_graphs() or min(computed(seen)) >= 1
     for mine, theirs in zip([y.detach(), *gradients], want):
         assert_matches(mine, theirs, ops=4000)
 
@@ -186,7 +187,7 @@ def test_second_derivatives(device, activation, training):
     with tsfuser.fuser(), passes.watching() as seen:
         for _ in range(5):
             got = second(scripted)
-    assert computed(seen)[1] >= 1
+    assert by_joint_graphs() or computed(seen)[1] >= 1
     for mine, theirs in zip(got, want):
         torch.testing.assert_close(mine, theirs)
 

@@ -15,9 +15,24 @@ Statistics that are rounded to 16 bits would not do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from ..graph.wrapper import Graph, Node, Value, facts, inputs, nodes_in, outputs, schema
+from ..graph.rows import row_of
+from ..graph.wrapper import (
+    CONSTANT,
+    Graph,
+    Node,
+    Value,
+    constant_before,
+    constant_of,
+    facts,
+    inputs,
+    is_constant,
+    is_tensor,
+    nodes_in,
+    outputs,
+    schema,
+)
 from .divide import Written
 from .rules.table import argument
 from .terms import DTYPE_NUMBERS, Term, Writer
@@ -38,6 +53,8 @@ def _written(node: Node, behind: Node, writer: Writer) -> Iterator[Written]:
     if found is None or not all(_is_for_gradient(v) for v in statistics):
         return
     writer.place, writer.lines = behind, node
+    if _places(node):
+        yield from _bias_of_its_own(node, writer)
     given = {name: argument(writer, v) for name, v in zip(found.arguments, inputs(node))}
     readers = [(use.user, use.offset) for use in result.uses()]
     made = _NORMS[node.kind()](given, *(Term(writer, v) for v in statistics))
@@ -50,6 +67,55 @@ def _written(node: Node, behind: Node, writer: Writer) -> Iterator[Written]:
     for reader, place in readers:
         reader.replaceInput(place, made.value)
     yield Written(made.value, result)
+
+
+# ---- running statistics, which no second computation may change
+
+
+def read_for_statistics(nodes: Sequence[Node]) -> list[Value]:
+    """What norms of the batch read for their running statistics alone."""
+    found = {v.unique(): v for node in nodes for v in (inputs(node)[place] for place in _places(node))}
+    return [v for v in found.values() if v.node().kind() != CONSTANT]
+
+
+def keep_no_statistics(graph: Graph) -> None:
+    """Has norms of the batch have no running statistics."""
+    for node in nodes_in(graph):
+        for place, nothing in _places(node).items():
+            node.replaceInput(place, constant_before(graph, node, nothing))
+
+
+def _places(node: Node) -> dict[int, float | None]:
+    """Where a norm of the batch is given what it has running statistics of, and what stands for that."""
+    found = row_of(node)
+    if found is None or not found[0].writes:
+        return {}
+    row, its_schema = found
+    ((flag, *_),) = {names[1:] for names in row.writes}
+    is_of_batch = inputs(node)[its_schema.arguments.index(flag)]
+    if not is_constant(is_of_batch) or constant_of(is_of_batch) is not True:
+        return {}
+    return {its_schema.arguments.index(name): v for name, v in _NOTHING.items()}
+
+
+_NOTHING = {"running_mean": None, "running_var": None, "momentum": 0.0}
+
+# ---- results
+
+
+def _bias_of_its_own(node: Node, writer: Writer) -> Iterator[Written]:
+    """Has a batch norm read a copy of its bias, which can be saved: eager saves none, and the program may
+    write to it."""
+    found = schema(node)
+    assert found is not None
+    place = found.arguments.index("bias")
+    bias = inputs(node)[place]
+    if is_tensor(bias):
+        copy = Term(writer, bias).clone().value
+        copy.node().moveBefore(node)
+        copy.setType(bias.type())
+        node.replaceInput(place, copy)
+        yield Written(copy, bias, (copy,))
 
 
 def _is_for_gradient(statistic: Value) -> bool:
@@ -67,8 +133,12 @@ def _batch_norm(given: dict, mean: Term, rstd: Term) -> Term | None:
     if rank is None or given["training"] is not True:
         return None
     sizes = [1, -1, *[1] * (rank - 2)]
-    mean, rstd = mean.view(sizes), rstd.view(sizes)
-    weight, bias = (v if v is None else v.view(sizes) for v in (given["weight"], given["bias"]))
+
+    def view(value: Term) -> Term:
+        return value.writer.known(value.view(sizes), value.facts._replace(rank=rank))
+
+    mean, rstd = view(mean), view(rstd)
+    weight, bias = (v if v is None else view(v) for v in (given["weight"], given["bias"]))
     return _scaled((given["input"] - mean) * rstd, weight, bias)
 
 

@@ -37,11 +37,13 @@ from ..graph.wrapper import (
     is_tensor,
     nodes_in,
     outputs,
+    use_count,
 )
 from .behind import leave_behind
 from .divide import Copy, Cut, part
 from .example_types import note_types
 from .expansions import expand
+from .norms import keep_no_statistics, read_for_statistics
 from .passes import divide
 from .reverse import reverse
 from .roles import Roles
@@ -98,7 +100,13 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
     numbers = range(len(made), len(made) + len(more))
     for value in more:
         parts.backward.addInput().setType(value.type())
-    backward = part(roles, [*roles.grads, *saved, *more], roles.gradients, [])
+    given = [*roles.grads, *saved, *more]
+    backward = part(roles, [*given, *read_for_statistics(roles.nodes)], roles.gradients, [])
+    keep_no_statistics(backward)
+    for place in reversed(range(len(given), len(graph_inputs(backward)))):
+        if use_count(graph_inputs(backward)[place]):
+            raise Refusal("a value is needed that is not saved")
+        backward.eraseInput(place)
     for node in nodes_in(backward):
         if draws(node) or effect(node) != PURE:
             raise Refusal(f"second derivatives would run {node.kind()} twice")

@@ -6,6 +6,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
   note_types        before others, which ask for sizes
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
   write_norms       behind it: an op that reads a norm twice is one by now
+  note_types        of what these have written, as the cut counts bytes
   cut               behind all that changes what the backward reads
   round_saved       behind it: it asks what is saved
   write_to_new      behind the cut: that and what comes before see no op in place
@@ -69,6 +70,11 @@ def _write(forms: Callable[[Graph], list[Written]]) -> Pass:
     return Pass(forms.__name__, lambda work: work.written.extend(forms(work.joint.graph)))
 
 
+def _note_written(work: Work) -> None:
+    if work.written:
+        note_types(work.joint.graph)
+
+
 def _cut(work: Work) -> None:
     work.parts = cut(work.joint, work.keep_inputs, work.written)
 
@@ -117,6 +123,7 @@ PASSES = (
     Pass("note_types", lambda work: note_types(work.joint.graph)),
     Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
     _write(write_norms),
+    Pass("note_types", _note_written),
     Pass("cut", _cut),
     Pass("round_saved", _round_saved),
     Pass("write_to_new", _write_to_new),

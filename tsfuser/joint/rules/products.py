@@ -179,9 +179,9 @@ def _like(bias, weight, wants):
 
 
 @rule("aten::instance_norm", of="input weight bias")
-def instance_norm(grad, input, weight, bias, running_mean, running_var, use_input_stats, eps, wants):
-    if running_mean is not None or running_var is not None or use_input_stats is not True:
-        raise Refusal("running statistics of an instance norm are left to torch")
+def instance_norm(grad, input, weight, bias, use_input_stats, eps, wants):
+    if structural(use_input_stats, "use_input_stats") is not True:
+        raise Refusal("an instance norm by running statistics is left to torch")
     bias = _like(bias, weight, wants)
     return grad.writer("tsfuser::instance_norm_backward", grad, input, weight, bias, eps)
 
