@@ -279,3 +279,24 @@ def test_statistics_are_those_of_what_is_saved(device, dtype):
             (found,) = torch.autograd.grad(y[:, 0].sum(), x)
     assert is_packed(scripted, x, b, w)
     assert found.abs().max() < 1e-3
+
+
+def test_second_derivatives_where_sizes_decide_the_dims():
+    """Behind `squeeze` no rank is known, but which of the saved values have gradients."""
+
+    def squeezed(x):
+        y = torch.tanh(x).unsqueeze(0).transpose(0, -1).squeeze(-1)
+        return torch.cumsum(y[0], 0) * torch.cumsum(y[1], 1)
+
+    (x,) = leaves((5, 7, 6))
+    scripted = fresh(squeezed)
+
+    def second(function):
+        (first,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)
+
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = second(scripted)
+    torch.testing.assert_close(got, second(squeezed))
+    assert is_packed(scripted, x)

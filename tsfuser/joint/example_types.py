@@ -7,7 +7,8 @@ the same graph, in which the others have them as well: torch runs each op on ten
     ->  %s : Float(4, 1, strides=[1, 1])
 
 They decide what the forward saves and which groups are made, but not what is computed: all hold for other
-sizes. A result stays as it is if torch cannot run its op so, as where elements decide its sizes.
+sizes. A result stays as it is if torch cannot run its op so, as where elements decide its sizes. Where sizes
+decide how many dims there are, as in `squeeze` and behind it, types get dtype and device only.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..graph.worth import shape
 from ..graph.wrapper import (
     CONSTANT,
     LIST,
+    Facts,
     Graph,
     Node,
     Value,
@@ -37,6 +39,7 @@ from ..graph.wrapper import (
     is_tensor,
     nodes_in,
     outputs,
+    refine,
     schema,
 )
 from ..ir.dtypes import DTYPES
@@ -69,23 +72,32 @@ class _Call:
     def __init__(self, graph: Graph):
         self._graph = graph
         self._known: dict[int, Any] = {}
+        self._open: set[int] = set()  # values whose ranks may be others in calls with other sizes
 
     def run(self, numbers: Sequence[Any]) -> None:
         for value, number in zip_longest(graph_inputs(self._graph), numbers):
             self._known[value.unique()] = _like(value) if number is None else number
         for node in nodes_in(self._graph):
-            made = self._results(node)
+            made, is_open = self._results(node), self._is_open(node)
             for value, result in zip(outputs(node), made):
+                if is_open:
+                    self._open.add(value.unique())
                 if is_tensor(value) and isinstance(result, torch.Tensor) and result.is_meta:
-                    _note(value, result, _device(node))
-                    result = _like(value)
+                    if is_open:
+                        value.setType(refine(value.type(), Facts(_name(result), _device(node), None)))
+                    else:
+                        _note(value, result, _device(node))
+                        result = _like(value)
                 self._known[value.unique()] = result
+
+    def _is_open(self, node: Node) -> bool:
+        found = row_of(node)
+        if found is not None and found[0].rank_depends_on_sizes:
+            return True
+        return any(v.unique() in self._open for v in inputs(node))
 
     def _results(self, node: Node) -> list[Any]:
         made = outputs(node)
-        found = row_of(node)
-        if found is not None and found[0].rank_depends_on_sizes:
-            return [_like(v) if is_tensor(v) else _UNKNOWN for v in made]
         if node.kind() == CONSTANT:
             found = made[0].toIValue() if made[0].type().kind() != "NoneType" else None
             is_large = isinstance(found, torch.Tensor) and found.dim()
@@ -216,6 +228,10 @@ def _device(node: Node) -> str | None:
     lists = [v.node() for v in inputs(node) if v.node().kind() == LIST and not is_plain_list(v)]
     found = {common_device(each, Knowledge()) for each in lists or [node]}
     return found.pop() if len(found) == 1 else None
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _is_number(given: list[Any]) -> bool:
