@@ -249,6 +249,7 @@ UNLISTED = {
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
     "tsfuser::dropout_seed": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::dropout_mask": "made of dropouts in training: test_dropout_seeds",
+    "tsfuser::add_at": "made of sums at places that an index names: test_compile_added_at",
     "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
     "tsfuser::laid_out": "the layout of gradients: test_gradient_layout",
 }

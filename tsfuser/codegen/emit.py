@@ -238,14 +238,15 @@ def _store(s: Store) -> list[str]:
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
         value = s.value if s.register == s.ctype else f"convert_lanes<{s.ctype}>({s.value})"
+        verb = "add_lanes" if s.adds else "store"
         call = (
-            f"store({address}, {value});"
+            f"{verb}({address}, {value});"
             if s.count is None
-            else f"store_upto({address}, {value}, {s.count});"
+            else f"{verb}_upto({address}, {value}, {s.count});"
         )
         return [call if s.guard is None else f"if ({s.guard}) {call}"]
     value = s.value if s.register == s.ctype else f"convert<{s.ctype}>({s.value})"
-    target = f"{s.buffer}[{s.offset}] = {value};"
+    target = f"add_at({address}, {value});" if s.adds else f"{s.buffer}[{s.offset}] = {value};"
     return [target if s.guard is None else f"if ({s.guard}) {target}"]
 
 
@@ -276,7 +277,7 @@ def _for(s: For) -> list[str]:
         "simd": ["SIMD_LOOP"],
     }.get(s.bind, [])
     hint = ["LANE_LOOP"] if s.bind == "simd" and isinstance(s.extent, Const) else hint
-    index = (
+    index = s.ctype or (
         "int32_t"
         if s.bind in ("unroll", "group", "vector") or (s.bind == "serial" and isinstance(s.extent, Const))
         else "int64_t"

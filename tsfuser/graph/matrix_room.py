@@ -9,8 +9,9 @@ becomes
     %y : BFloat16(4096, 50257, strides=[50264, 1]) = tsfuser::product_of_room(%x, %r, ...)
     %s = tsfuser::with_room(%g, -1);  %dx = tsfuser::product_of_room(%s, %r, ...);  ...
 
-What groups compute they store with room (operand_room.py), which a matrix has behind both dims. Of other
-operands, as of weights of 16 bits, the product makes copies with room, if these cost less than they save
+What groups compute they store with room (operand_room.py), which a matrix has behind both dims. Other
+operands whose rows begin at no whole access, as a gradient that the graph gets, are copied with room once for
+all products that read them, if that costs less than it saves. Of what else has no room, products make copies
 (csrc_stubs/torchscript/room_products.cpp, which says which sizes count). The rows of a result with room lie
 apart, and what reads it reads it so. What leaves the graph, or may depend on strides, is `aten::contiguous`
 of the result, which a group makes while it reads that.
@@ -26,6 +27,7 @@ from math import prod
 
 import torch
 
+from ..ir.layout import WHOLE_ACCESS
 from . import operand_room
 from .effects import Effects
 from .functionalize import fresh_kinds
@@ -89,6 +91,10 @@ class _Product:
         return shape(self.node.inputsAt(_KINDS[self.node.kind()][0]))[0][1]
 
     @property
+    def operations(self) -> int:
+        return 2 * prod(shape(self.node.output())[0]) * self.length
+
+    @property
     def is_uneven(self) -> bool:
         """Whether rows in memory do not hold whole accesses, of an operand or of the result."""
         sizes = [self.columns, *(o.size(o.inner) for o in (self.left, self.right))]
@@ -102,12 +108,13 @@ def make_matrix_room(graph: Graph) -> Graph:
         return graph
     effects = Effects(graph)
     made: dict[int, Value] = {}
+    copied = _worth_a_copy(products)
     for product in products:
         for operand in (product.left, product.right):
             value = operand.value
             if value.unique() in made or not _helps(product, operand):
                 continue
-            if _is_stored(value) and not effects.is_written(value):
+            if (_is_stored(value) or value.unique() in copied) and not effects.is_written(value):
                 made[value.unique()] = _with_room(graph, operand)
     for product in products:
         _use_room(graph, product, made, effects)
@@ -176,6 +183,20 @@ def _helps(product: _Product, operand: _Operand) -> bool:
     return role == "n" or (role == "k" and any(o.has_inside("k") for o in (product.left, product.right)))
 
 
+def _worth_a_copy(products: Iterable[_Product]) -> set[int]:
+    """The operands whose rows in memory begin at no whole access, and whose products save more than a copy
+    costs. Without one, each of these products makes its own."""
+    operations: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
+    for product in products:
+        for operand in (product.left, product.right):
+            key, (sizes, strides) = operand.value.unique(), shape(operand.value)
+            if operand_room.wants_room(operand.size(operand.inner)) and strides[operand.outer] % WHOLE_ACCESS:
+                operations[key] = operations.get(key, 0) + product.operations
+                bytes_of[key] = prod(sizes) * operand.value.type().dtype().itemsize
+    return {key for key, count in operations.items() if count >= LEAST_OPERATIONS * bytes_of[key]}
+
+
 def _is_stored(value: Value) -> bool:
     """Whether a group stores the matrix."""
     node = value.node()
@@ -188,8 +209,12 @@ def _with_room(graph: Graph, operand: _Operand) -> Value:
     """The operand with room, for all readers that may read it so."""
     value, maker = operand.value, operand.value.node()
     has_gaps = operand_room.wants_room(operand.size(operand.inner))
-    number = constant_before(graph, maker, -1)
-    room = graph.create(WITH_ROOM, [value, number], 1).insertAfter(maker).output()
+    if maker.kind() == "prim::Param":
+        first = next(iter(graph.nodes()))
+        room = insert(graph, first, WITH_ROOM, [value, constant_before(graph, first, -1)]).output()
+    else:
+        number = constant_before(graph, maker, -1)
+        room = graph.create(WITH_ROOM, [value, number], 1).insertAfter(maker).output()
     room.setType(_with_gaps(value) if has_gaps else value.type())
     for use in list(value.uses()):
         if use.user != room.node() and (not has_gaps or _reads_gaps(use)):
@@ -219,20 +244,41 @@ def _reads_gaps(use: torch._C.Use, views: list[Node] | None = None) -> bool:
     if operand_room.hands_on(node):
         if node.kind() == operand_room.VIEW and views is not None:
             views.append(node)
-        return all(
-            inner.user.kind() != "prim::Return" and _reads_gaps(inner, views)
-            for inner in node.output().uses()
-        )
+        return all(_is_inside_and_reads_gaps(inner, views) for inner in node.output().uses())
     return node.kind() in operand_room.QUESTIONS or node.kind() in fresh_kinds()
+
+
+def _split_views(graph: Graph, value: Value) -> None:
+    """Gives those readers of views that can read gaps views of their own: others may need a copy without."""
+    for use in list(value.uses()):
+        node = use.user
+        if not operand_room.hands_on(node) or _reads_gaps(use):
+            continue
+        _split_views(graph, node.output())
+        able = [inner for inner in node.output().uses() if _is_inside_and_reads_gaps(inner)]
+        if able:
+            again = graph.createClone(node, lambda v: v).insertBefore(node)
+            for inner in able:
+                inner.user.replaceInput(inner.offset, again.output())
+
+
+def _is_inside_and_reads_gaps(use: torch._C.Use, views: list[Node] | None = None) -> bool:
+    return use.user.kind() != "prim::Return" and _reads_gaps(use, views)
 
 
 def _use_room(graph: Graph, product: _Product, made: dict[int, Value], effects: Effects) -> None:
     """Puts the product with room in the place of the plain one."""
     node, result = product.node, product.node.output()
-    others = [use for use in result.uses() if not _reads_gaps(use)]
     has_gaps = operand_room.wants_room(product.columns)
-    if has_gaps and (effects.is_written(result) or (others and product.length < LEAST_OPERATIONS)):
-        return  # a copy for others would cost more than is saved
+    if has_gaps and effects.is_written(result):
+        return
+    if has_gaps:
+        _split_views(graph, result)
+    others = [use for use in result.uses() if not _reads_gaps(use)]
+    # what reads the result anyway makes a copy for others in half the time
+    least = LEAST_OPERATIONS // (2 if len(others) < len(result.uses()) else 1)
+    if has_gaps and others and product.length < least:
+        return  # the copy would cost more than is saved
     operands = [made.get(o.value.unique(), o.value) for o in (product.left, product.right)]
     bias = product.bias if product.bias is not None else constant_before(graph, node, None)
     choices = [product.left.turned, product.right.turned, has_gaps, LEAST_OPERATIONS]

@@ -24,6 +24,7 @@ from .fusion import (
     Axis,
     Empty,
     Fusion,
+    Located,
     NumberInput,
     Output,
     Pointwise,
@@ -322,6 +323,36 @@ class Builder(ResultLayouts):
             if axis is not None and self.call.decide(sz.eq(stride, 0)):
                 raise Refusal("a tensor that is changed in place overlaps itself")
         self.updates.append(Update(value, found.index, found.strides, found.alignment, counted))
+
+    def add_at(self, target: Value, value: Value, dim: int, index: Value) -> None:
+        """Adds `value` to the memory of `target`: along `dim` at the places that `index` holds, which has
+        that dim alone. The caller has made `value`; nothing else in the group reads it, or `target`."""
+        found, where = self.input_of(target), self.input_of(index)
+        if found is None or found.by_value or (where is not None and where.by_value):
+            raise Refusal(
+                "what is added to is not an argument of the group, or the index is on another device"
+            )
+        if any(u.index == found.index for u in self.updates):
+            raise Refusal("a tensor is changed in place twice in one group")
+        if value.dtype is not target.dtype or len(value.dims) != len(target.dims):
+            raise Refusal("a tensor gets what has another dtype or rank")
+        own = self.sizes(target)
+        for d, size in enumerate(self.sizes(value)):
+            if d != dim and not self.call.decide(sz.eq(size, own[d])):
+                raise Refusal("a tensor gets what has other sizes")
+            if not self.call.decide(sz.lt(0, own[d])):
+                raise Refusal("a tensor without elements gets nothing")
+        dims: list[Axis | None] = [None] * len(value.dims)
+        if not self.call.decide(sz.eq(self.sizes(value)[dim], self.sizes(index)[dim])):
+            raise Refusal("an index has not as many places as there are values")
+        if value.dims[dim] is None and index.dims[dim] is not None:
+            raise Refusal("one value goes to several places")
+        if not (self.axes.align(dims, value) and self.axes.align(dims, index)):
+            raise Refusal("an index and what is added lie along other loops")
+        at = self.new("at", INT64, index.dims)
+        self.ops.append(Located("at", (index,), at, found.strides[dim], own[dim]))
+        strides = tuple(sz.const(0) if d == dim else step for d, step in enumerate(found.strides))
+        self.updates.append(Update(value, found.index, strides, found.alignment, False, (at,)))
 
     def output(self, value: Value | Empty | Seed | int | None) -> None:
         """The next result of the group. A value that was returned before is returned as the same tensor, as

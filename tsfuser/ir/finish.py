@@ -37,7 +37,7 @@ from .values import Window
 
 def finish(draft: Draft) -> Fusion:
     """The Fusion, with every axis replaced by what it was joined to or cut into, and dead ops dropped."""
-    stored = [o.value for o in draft.outputs] + [u.value for u in draft.updates]
+    stored = [o.value for o in draft.outputs] + [v for u in draft.updates for v in (u.value, *u.at)]
     _join_splits(draft, {v.name for v in stored})
     ops = draft.needed(stored)
     live = {v.name for v in stored}.union(v.name for op in ops for v in op.operands)
@@ -49,7 +49,13 @@ def finish(draft: Draft) -> Fusion:
         replace(o, value=new.value(o.value), steps=new.strides(o.value, o.strides)) for o in draft.outputs
     )
     updates = tuple(
-        replace(u, value=new.value(u.value), strides=new.strides(u.value, u.strides)) for u in draft.updates
+        replace(
+            u,
+            value=new.value(u.value),
+            strides=new.strides(u.value, u.strides),
+            at=tuple(map(new.value, u.at)),
+        )
+        for u in draft.updates
     )
     seeds = tuple(seed.length for seed in draft.seeds)
     fusion = Fusion(inputs, numbers, kept, outputs, tuple(draft.results), updates, draft.drawn, seeds)
@@ -145,7 +151,7 @@ def _check_lookups(draft: Draft, fusion: Fusion) -> None:
     has to say which index is out of range."""
     if not fusion.lookups:
         return
-    if draft.updates:
+    if any(not update.at for update in draft.updates):
         raise Refusal("an index out of range would be found after a tensor was changed in place")
     empty = {a for a in fusion.axes if not draft.call.decide(sz.lt(0, a.extent))}
     if empty and any(empty.isdisjoint(index.axes) for op in fusion.lookups for index in op.operands):

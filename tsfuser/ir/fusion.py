@@ -138,6 +138,19 @@ class Lookup:
 
 
 @dataclass(frozen=True)
+class Located:
+    """`output[i] = operand[i] * step`, in int64: how many elements of memory an index is away, where an
+    `Update` adds. The operand is at least 0 and less than `extent`, or the call is an error, and the output
+    less than 0."""
+
+    name: str
+    operands: tuple[Value, ...]
+    output: Value
+    step: Size
+    extent: Size
+
+
+@dataclass(frozen=True)
 class Within:
     """`output[i]` = whether `i` is in the `window`."""
 
@@ -157,7 +170,7 @@ class Position:
     operands: tuple[Value, ...] = ()
 
 
-Op = Union[Pointwise, Reduce, Random, Reshape, Lookup, Within, Position]
+Op = Union[Pointwise, Reduce, Random, Reshape, Lookup, Located, Within, Position]
 PLACES = (Within, Position)  #: ops that look at nothing but where an element is
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
 PARTIAL_MOMENTS = (
@@ -184,13 +197,16 @@ class Output:
 @dataclass(frozen=True)
 class Update:
     """`value` stored into the memory of tensor argument `index`, as running statistics are. `counted`: the
-    argument's version goes up by one, as an in-place op of autograd's makes it."""
+    argument's version goes up by one, as an in-place op of autograd's makes it. With `at`, the results of
+    `Located` ops, the value is added there, so many elements away from where the strides lead, in any order
+    and at any place more than once."""
 
     value: Value
     index: int
     strides: tuple[Size, ...]
     alignment: Size
     counted: bool
+    at: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -280,7 +296,8 @@ def _code(fusion: Fusion) -> str:
         for o in fusion.outputs
     )
     updates = "".join(
-        f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n"
+        f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}"
+        f"{_at(u)}),\n"
         for u in fusion.updates
     )
     parts = [
@@ -312,6 +329,7 @@ def leaves(fusion: Fusion) -> list[Size]:
         for op in fusion.lookups
         for size in (*op.strides, *op.steps, *op.extents, op.alignment, op.offset)
     ]
+    sizes += [size for op in fusion.ops if isinstance(op, Located) for size in (op.step, op.extent)]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment, i.offset, *_bounds(i.windows)]
     for op in fusion.ops:
@@ -331,6 +349,10 @@ def leaves(fusion: Fusion) -> list[Size]:
         elif not size.is_const:
             sizes += [size.a, size.b]
     return sorted(found, key=lambda leaf: leaf.a)
+
+
+def _at(update: Update) -> str:
+    return f", {tuple_text([value.name for value in update.at])}" if update.at else ""
 
 
 def _bounds(windows: tuple[Window, ...]) -> list[Size]:
@@ -411,6 +433,9 @@ def statement(op: Op) -> str:
         return f"reshape({op.name!r}, {operands}, {op.output.name}{read})"
     if isinstance(op, PLACES):
         return f"{type(op).__name__.lower()}({op.name!r}, {_window(op.window)}, {op.output.name})"
+    if isinstance(op, Located):
+        where = f"{op.output.name}, {_size(op.step)}, {_size(op.extent)}"
+        return f"located({op.name!r}, {operands}, {where})"
     if isinstance(op, Lookup):
         steps = f"{_sizes(op.strides)}, {_sizes(op.steps)}, {_sizes(op.extents)}"
         where = f"{op.alignment.text()}, {_size(op.offset)}, {op.has_elements}"

@@ -27,6 +27,7 @@ from .draft import Draft
 from .fusion import (
     PLACES,
     Axis,
+    Located,
     Lookup,
     Op,
     Position,
@@ -88,7 +89,7 @@ def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
         moves = _moves_of_loops(draft, own, move, others)
     copy = _Copy(draft, moves=moves)
     cone = copy.cone(value)
-    bound = (Random, Reduce, Lookup, Position)  # to their axes
+    bound = (Random, Reduce, Lookup, Located, Position)  # to their axes
     if not moves or len(cone) > MAX_REPEATED or any(isinstance(op, bound) for op in cone):
         return None
     plain = move.axis is not None and move.step == 1

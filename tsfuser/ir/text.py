@@ -17,6 +17,7 @@ from .dtypes import DTYPES, DType
 from .fusion import (
     Axis,
     Fusion,
+    Located,
     Lookup,
     NumberInput,
     Output,
@@ -57,7 +58,7 @@ def vocabulary() -> dict[str, Any]:
     }
     names |= {"number": _number, "number_input": NumberInput, "literal": _literal, "extent": extent,
               "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
-              "reshape": Reshape, "lookup": Lookup, "walk": Walk,
+              "reshape": Reshape, "lookup": Lookup, "located": Located, "walk": Walk,
               "window": Window, "within": Within, "position": Position}  # fmt: skip
     return names | {"inf": float("inf"), "nan": float("nan")}
 

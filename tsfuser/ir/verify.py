@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from .dtypes import BOOL, INT64
-from .fusion import PLACES, Fusion, Lookup, Pointwise, Random, Reshape, Value, Within, leaves
+from .fusion import PLACES, Fusion, Located, Lookup, Pointwise, Random, Reshape, Value, Within, leaves
 from .symbols import find
 from .values import Window
 
@@ -58,7 +58,10 @@ def verify(fusion: Fusion) -> str | None:
                 f"{len(o.strides)} strides and {len(o.steps)} steps"
             )
     for u in fusion.updates:
-        if known.get(u.value.name) != u.value or all(i.index != u.index for i in fusion.inputs):
+        if any(known.get(value.name) != value or not set(value.axes) <= set(u.value.axes) for value in u.at):
+            return f"where {u.value.name} is added is not defined, or varies over other axes"
+        is_read = u.at or any(i.index == u.index for i in fusion.inputs)
+        if known.get(u.value.name) != u.value or not is_read:
             return f"{u.value.name}, or argument {u.index} that it goes to, is not defined"
     for kind, k in fusion.results:
         if kind == "output" and int(k) >= len(fusion.outputs):
@@ -109,6 +112,9 @@ def _dims(op) -> str | None:
             return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.strides)} strides"
         good = _walks(op.output, op.windows)
         return None if good else f"{op.output.name} does not vary over the axes of its window"
+    if isinstance(op, Located):
+        good = len(op.operands) == 1 and op.output.dims == op.operands[0].dims and op.output.dtype is INT64
+        return None if good else f"{op.output.name} does not vary over the axes of its index"
     if isinstance(op, Lookup):
         if len(op.strides) != len(op.output.dims):
             return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.strides)} strides"

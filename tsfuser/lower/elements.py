@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from ..ir import size as sz
-from ..ir.fusion import Lookup, Op, Pointwise, Position, Random, Value, Within
+from ..ir.fusion import Located, Lookup, Op, Pointwise, Position, Random, Value, Within
 from ..ir.size import Size
 from ..ir.values import Window
 from ..schedule.domain import Access
@@ -193,9 +193,15 @@ class Elements:
         ctype, register = value.dtype.ctype, value.dtype.register.ctype
         if tile is not None:
             return Store(tile.name, ctype, register, self._place_in(tile, at), value.name, shared=True)
+        pointer, offset = self.pointer(access, ""), self.offset(access, at)
+        if access.buffer.at:  # every iteration adds
+            guards = [g.condition for g in at.guards]
+            for place in access.buffer.at:
+                offset = ix.add(offset, ix.Var(place.name))
+                guards.append(ix.less(-1, ix.Var(place.name)))
+            return Store(pointer, ctype, register, offset, value.name, ix.both(guards), adds=True)
         first = self.first(access, at, reduced)
         guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
-        pointer, offset = self.pointer(access, ""), self.offset(access, at)
         return Store(pointer, ctype, register, offset, value.name, guard)
 
     def first(self, access: Access, at: Indices, reduced: AbstractSet[str] = frozenset()) -> list[Expr]:
@@ -215,6 +221,8 @@ class Elements:
             return self._uniform(op, at)
         if isinstance(op, Lookup):
             return self._lookup(op, at)
+        if isinstance(op, Located):
+            return [self._located(op, at)]
         if isinstance(op, Within):
             return [self._within(op, at)]
         if isinstance(op, Position):
@@ -264,6 +272,17 @@ class Elements:
             guard = ix.both([*ix.conjuncts(guard), *(ix.less(-1, place.name) for place in places)])
         read = Load(f"{name}_m", ctype, table, offset, guard)
         return [*places, read, Compute(name, register, conversion(ctype, register), (read.name,))]
+
+    def _located(self, op: Located, at: Indices) -> Place:
+        """How far away the element is to which a value is added."""
+        [index] = op.operands
+        name, dims = op.output.name, self.schedule.domain.dims
+        self.registers[name] = self.params.index
+        varying = {dim.name for dim in dims if not set(index.axes).isdisjoint(dim.axes)}
+        given = ix.both(g.condition for g in at.guards if g.dims & varying)
+        flag = self.params.field("flag", "int32_t*", ("flag",))
+        step, count = self.params.size(op.step, f"{name}_step"), self.params.count(op.extent)
+        return Place(name, self.params.index, index.name, step, count, flag, given)
 
     def _pointwise(self, op: Pointwise) -> Compute:
         arguments: list[str] = []

@@ -113,7 +113,8 @@ class Compute:
 @dataclass(frozen=True)
 class Store:
     """`buffer[offset] = value` where `guard` holds; with `lanes` > 1 the first `count` elements of a vector.
-    `ctype` is the memory type, `register` that of the value."""
+    `ctype` is the memory type, `register` that of the value. If it `adds`, the value is added to the element,
+    to which other threads may add as well."""
 
     buffer: str
     ctype: str
@@ -124,6 +125,7 @@ class Store:
     lanes: int = 1
     count: Expr | None = None
     shared: bool = False
+    adds: bool = False
 
 
 @dataclass(frozen=True)
@@ -336,12 +338,13 @@ class FillTile:
 @dataclass(frozen=True)
 class For:
     """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same
-    iterations), `serial`, `unroll`, `vector` or `simd`."""
+    iterations), `serial`, `unroll`, `vector` or `simd`. `ctype`: of the variable, where it is said."""
 
     var: str
     extent: Expr
     bind: str
     body: Body
+    ctype: str = ""
 
     @property
     def trips(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ..ir.fusion import Lookup, Op, Pointwise, Reduce, Within
+from ..ir.fusion import Located, Lookup, Op, Pointwise, Reduce, Within
 from ..segment import Segment
 
 Need: TypeAlias = tuple[Within, bool]  # an element is needed only where it is inside (or, if False, outside)
@@ -33,7 +33,9 @@ def needs(segment: Segment) -> dict[str, frozenset[Need]]:
 
 def _holds_before(op: Op, need: Need) -> bool:
     """Whether what holds wherever the result of `op` is needed holds for its operands."""
-    if isinstance(op, Lookup):  # every index is checked, so that one out of range is an error as in eager
+    if isinstance(
+        op, (Located, Lookup)
+    ):  # every index is checked, so that one out of range is an error as in eager
         return False
     # a result that is needed anywhere needs all that it reduces
     return not isinstance(op, Reduce) or not set(op.axes) & set(need[0].window.axes)

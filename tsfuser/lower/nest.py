@@ -162,6 +162,8 @@ def _of_all_rows(draft: Draft, name: str) -> bool:
     """Whether all rows of a pointwise kernel share the result `name`, which the first one stores."""
     if draft.how is not None or draft.tiles or draft.lane.bind != "vector":
         return False
+    if draft.store_of(name).buffer.at:
+        return False
     access, (*rows, inner) = draft.store_of(name), draft.schedule.domain.dims
     loops = covered(draft.schedule)
     return (

@@ -20,6 +20,7 @@ from .nest import nest
 from .overlap import overlap
 from .passes import bound, flatten, hoist
 from .prefetch import refill
+from .rounds import cut_rounds
 from .stage import stage
 from .vectorize import vectorize
 
@@ -27,6 +28,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("flatten", flatten),
     ("vectorize", vectorize),
     ("hoist", hoist),
+    ("cut_rounds", cut_rounds),  # of what `hoist` moves, the rounds that are left might find nothing
     ("peel", peel),
     ("chunk", chunk),
     ("bound", bound),
@@ -38,6 +40,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
 )
 
 ON_VECTORS = ("peel", "chunk", "draw")  # passes for loops of which a compiler makes vectors
+ON_THREADS = ("cut_rounds",)  # passes for the others
 
 
 def lower(
@@ -48,10 +51,12 @@ def lower(
     kernel = nest(segment, schedule, name)
     if after:
         after("nest", kernel)
+    known = {x.name: x.extent.a for x in schedule.loops if x.extent.is_const}
     for step, run in PASSES:
-        if step in ON_VECTORS and not schedule.is_vectorised:
+        if step in (ON_THREADS if schedule.is_vectorised else ON_VECTORS):
             continue
-        kernel = replace(kernel, body=run(kernel.body))
+        rounds = (known, kernel.index) if run is cut_rounds else ()
+        kernel = replace(kernel, body=run(kernel.body, *rounds))
         if after:
             after(step, kernel)
     return kernel

@@ -73,7 +73,9 @@ def _line(s: Stmt) -> str:
     if isinstance(s, (Load, Store)):
         place = f"{s.buffer}[{s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}]"
         when = "".join(f" {word} {e}" for word, e in (("if", s.guard), ("first", s.count)) if e is not None)
-        return f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} = {s.value}{when}"
+        return (
+            f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} {'+' * s.adds}= {s.value}{when}"
+        )
     if isinstance(s, Place):
         return (
             f"{s.name} = {s.index} * {s.step} if "

@@ -195,6 +195,30 @@ def gather_backward(b: Builder, gradient, sizes: list, dim: int, index) -> Value
     return b.contiguous(narrow(b, "gather_backward", result, gradient.dtype))
 
 
+@composite(
+    "tsfuser::add_at",
+    dtypes=("float32", "float64"),
+    sizes="first",
+    fixed=("dim",),
+    table="index",
+    places="index",
+    fresh=False,
+)
+def add_at(b: Builder, self, dim: int, index, source) -> Value:
+    """`self`, to whose memory the source is added along `dim`, at the places that the index holds"""
+    rank = len(self.dims)
+    dim = dim_of(rank, dim)
+    if len(index.dims) != 1 or len(source.dims) != rank:
+        raise Refusal("an index of another rank than 1, or a source of another rank, is left to torch")
+    for _ in range(rank - dim - 1):
+        index = unsqueezed(b, index, len(index.dims))
+    for _ in range(dim):
+        index = unsqueezed(b, index, 0)
+    value = b.pointwise("copy", (source,), source.dtype, name="add_at")
+    b.add_at(self, value, dim, index)
+    return self
+
+
 @composite("aten::one_hot", dtypes=("int64",), sizes="own", table="self", fixed=("num_classes",))
 def one_hot(b: Builder, self, num_classes: int = -1) -> Value:
     """1 at the place that an index names, of `num_classes`, and 0 elsewhere"""

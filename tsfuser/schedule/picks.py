@@ -48,7 +48,7 @@ def picks_of(segment: Segment) -> tuple[Pick, ...]:
     if not any(isinstance(op, Within) for op in segment.ops):
         return ()
     makers, loads = _makers(segment), {b.value.name: b for b in segment.loads}
-    needed = {b.value.name for b in segment.stores}
+    needed = {v.name for b in segment.stores for v in (b.value, *b.at)}
     found: list[Pick] = []
     for op in reversed(segment.ops):
         if op.output.name not in needed:
@@ -65,7 +65,7 @@ def with_picks(segment: Segment, picks: Iterable[Pick]) -> tuple[Segment, frozen
     """`segment` with `picks`, without what nobody needs then, and the names of its loads that are left to
     them."""
     made = {pick.output.name: pick for pick in picks}
-    needed = {b.value.name for b in segment.stores}
+    needed = {v.name for b in segment.stores for v in (b.value, *b.at)}
     ops: list[Op | Pick] = []
     for op in reversed(segment.ops):
         if op.output.name in needed:

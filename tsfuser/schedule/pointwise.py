@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
+from ..ir.dtypes import FLOAT
 from ..ir.fusion import Pointwise
 from ..ir.size import Size
 from ..ir.symbols import COSTLY, find
@@ -211,6 +212,8 @@ def vector_width(
     inner = len(domain.dims) - 1
     if machine.vectorises_loops:
         return host_lanes(call, domain.dims[-1].extent, machine.lanes)
+    if any(a.buffer.at and not _adds_vectors(a, machine) for a in domain.stores):
+        return 1
     walking = domain.walking(inner)
     if not walking:
         return 1
@@ -230,6 +233,11 @@ def _chooses_only(domain: Domain, along: int) -> bool:
     """Whether there are windows along dim `along`, and none is of a load: they only choose between values."""
     windows = [w for w in domain.windows if domain.numbered(w)[0][along] is not sz.const(0)]
     return bool(windows) and not any(w in a.buffer.windows for a in domain.loads for w in windows)
+
+
+def _adds_vectors(access: Access, machine: Machine) -> bool:
+    """Whether the device adds several elements at once; else neighbours should be of neighbouring threads."""
+    return machine.capability >= 90 and access.buffer.value.dtype is FLOAT
 
 
 def host_lanes(call: Call, extent: Size, most: int) -> int:

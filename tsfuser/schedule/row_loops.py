@@ -113,7 +113,8 @@ def _over_rows(
         schedule = schedule.split("group", each, ("block", own), exact=True)
         blocks.append("iteration")
     else:
-        schedule = schedule.split(row, each, ("block", own), exact=not machine.has_threads)
+        one_each = each.is_const and each.a == 1
+        schedule = schedule.split(row, each, ("block", own), exact=one_each or not machine.has_threads)
     if params.multi_row:
         schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
         loops = ["u", *loops]

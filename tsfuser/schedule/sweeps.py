@@ -58,7 +58,9 @@ class Sweeps:
     def goals(self, number: int) -> set[str]:
         """Names of the values that sweep `number` accumulates or stores."""
         accumulated = {v.name for op in self.reductions(number) for v in op.operands}
-        return accumulated | {*self.stores(number)}
+        stored = {*self.stores(number)}
+        places = {v.name for b in self.segment.stores if b.value.name in stored for v in b.at}
+        return accumulated | stored | places
 
     def ops_for(self, names: Collection[str], known: Collection[str] = frozenset()) -> list[Op]:
         """The ops along a row between loads, or values in `known`, and `names`, in order."""

@@ -51,6 +51,8 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     """Takes segments with operands or results that are contiguous along another dim than the others."""
     if segment.reductions:
         return "it has reductions"
+    if any(buffer.at for buffer in segment.stores):
+        return "it adds to places that indices name"
     space = _space(call, segment, machine)
     params = choose_transpose_params(call, space, machine, range(len(space.dims) - 1))
     if params is None:

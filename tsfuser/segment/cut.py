@@ -44,6 +44,8 @@ def segments(
             for v in dict.fromkeys(level.outputs)
             if cut.is_pending(v) or cut.memory[v.name].kind is BufferKind.INPUT
         ]
+        for value in level.added:
+            cut.add([value])
         for values in _by_space(call, cut, unstored):
             cut.add(values)
         for op in level.reshapes:
@@ -67,7 +69,7 @@ class _Dependences:
             for k, o in enumerate(fusion.outputs)
         }
         stored |= {
-            u.value.name: Buffer(u.value, BufferKind.UPDATE, u.index, u.strides, u.alignment)
+            u.value.name: Buffer(u.value, BufferKind.UPDATE, u.index, u.strides, u.alignment, at=u.at)
             for u in fusion.updates
         }
         return _Dependences(
@@ -93,6 +95,8 @@ class _Dependences:
             op = self.producer[value.name]
             ops.append(op)
             stack.extend(op.operands)
+            if value.name in self.stored:
+                stack.extend(self.stored[value.name].at)
         ops.sort(key=lambda op: self.position[op.output.name])
         return ops, list(loads.values())
 
@@ -285,11 +289,12 @@ def _plain_pass(cut: _Cut, level: _Level, op: Reduce) -> list[Value]:
 
 class _Level(NamedTuple):
     """The ops `ready` compute the `outputs`, which are to be stored. The operands of `reshapes` are among
-    them."""
+    them. Each of `added` goes to places that indices name, in a kernel of its own."""
 
     ready: Sequence[Op]
     outputs: list[Value]
     reshapes: list[Reshape]
+    added: list[Value]
 
 
 def _levels(fusion: Fusion) -> list[_Level]:
@@ -300,13 +305,14 @@ def _levels(fusion: Fusion) -> list[_Level]:
         level[op.output.name] = max([level.get(v.name, 0) for v in op.operands], default=0) + isinstance(
             op, Reshape
         )
-    stored = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates]
+    stored = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates if not u.at]
+    added = [u.value for u in fusion.updates if u.at]
     result = []
     for k in range(max(level.values(), default=0) + 1):
         reshapes = [op for op in fusion.ops if isinstance(op, Reshape) and level[op.output.name] == k + 1]
         ready = [op for op in fusion.ops if level[op.output.name] <= k and not isinstance(op, Reshape)]
         outputs = [v for v in stored if level.get(v.name, 0) == k] + [op.operands[0] for op in reshapes]
-        result.append(_Level(ready, outputs, reshapes))
+        result.append(_Level(ready, outputs, reshapes, [v for v in added if level.get(v.name, 0) == k]))
     return result
 
 

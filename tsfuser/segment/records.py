@@ -39,8 +39,8 @@ class BufferKind(enum.Enum):
 @dataclass(frozen=True)
 class Buffer:
     """A tensor in memory. `strides` (in elements) has one entry per dim of `value`; `alignment` is in bytes;
-    `offset` and `windows` are those of `fusion.TensorInput`, `room` is that of `fusion.Output`. Example: the
-    argument 2 of the group is a Buffer of the kind INPUT with the index 2."""
+    `offset` and `windows` are those of `fusion.TensorInput`, `room` is that of `fusion.Output`, `at` that of
+    `fusion.Update`. Example: the argument 2 of the group is a Buffer of the kind INPUT with the index 2."""
 
     value: Value
     kind: BufferKind
@@ -51,6 +51,7 @@ class Buffer:
     offset: Size = sz.const(0)
     windows: tuple[Window, ...] = ()
     room: Room | None = None
+    at: tuple[Value, ...] = ()
 
     def stride(self, axis: Axis) -> Size:
         """Elements between neighbours along `axis`; 0 if the tensor lacks it."""

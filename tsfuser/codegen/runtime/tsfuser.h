@@ -8,6 +8,7 @@
 #include "batched.h"
 #include "complex.h"
 #include "vector.h"
+#include "atomic.h"
 #include "index.h"
 #include "lookup.h"
 #include "room.h"

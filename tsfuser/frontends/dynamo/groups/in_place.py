@@ -26,6 +26,7 @@ from .expected import expected_arguments
 from .ways import is_alike, is_read, made_from
 
 _STORE = "tsfuser::store"
+ADD_AT = "tsfuser::add_at"
 
 Update = tuple[int, int]
 _Place = tuple[int, int]  # numbers of an input of a group, and of the output that is stored there
@@ -98,7 +99,7 @@ def stored_over(value: Value) -> int | None:
         return None
     subgraph = node.g("Subgraph")
     store = list(subgraph.outputs())[value.offset()].node()
-    if store.kind() != _STORE:
+    if store.kind() not in (_STORE, ADD_AT):
         return None
     places = [v.unique() for v in subgraph.inputs()]
     return node.inputsAt(places.index(store.inputsAt(0).unique())).unique()
@@ -142,11 +143,11 @@ def _store(
 def _possible(subgraph: Graph, places: tuple[_Place, ...], args: tuple) -> tuple[_Place, ...]:
     """The places to which a group with such arguments can store: all of them, or as many as can be added one
     after the other."""
-    if not _is_refused(_storing(subgraph, places), args):
+    if not is_refused(_storing(subgraph, places), args):
         return places
     found: tuple[_Place, ...] = ()
     for place in places:
-        if not _is_refused(_storing(subgraph, (*found, place)), args):
+        if not is_refused(_storing(subgraph, (*found, place)), args):
             found += (place,)
     return found
 
@@ -164,7 +165,7 @@ def _storing(before: Graph, places: tuple[_Place, ...]) -> Graph:
     return subgraph
 
 
-def _is_refused(subgraph: Graph, args: tuple) -> bool:
+def is_refused(subgraph: Graph, args: tuple) -> bool:
     call = Call(args)
     try:
         parse(subgraph, call, group_device(call))

@@ -22,6 +22,7 @@ from ..rewrites import product_sums
 from ..tracing import embeddings
 from ..translation.translate import Translation
 from .add_together import add_together
+from .added_at import add_in_groups
 from .batched_launches import make_batches
 from .cheap_sums import recompute_sums
 from .dead import mark_dead_inputs
@@ -63,6 +64,7 @@ def fuse(
     work.groups += group_lone_ops(graph, can_be_batched)
     gather_casts(graph, can_be_batched)
     make_batches(graph, can_be_batched)
+    add_in_groups(graph, translation.numbers, refusals)
     left = write_in_place(graph, translation.updates, translation.results, translation.numbers)
     _leave(translation, left)
     run(work, FINISH)

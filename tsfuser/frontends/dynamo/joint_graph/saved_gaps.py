@@ -46,16 +46,24 @@ def mark_gaps(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -
     readers = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     (last,) = (node for node in forward.graph.nodes if node.op == "output")
     returned = list(last.args[0])
+    shown = {_source(node) for node in returned[:results] if isinstance(node, fx.Node)}
     last.meta[MAY_HAVE_GAPS] = {
         k: node.name
         for k, node in enumerate(returned)
         if k >= results
         and isinstance(node, fx.Node)
-        and node not in returned[:results]
+        and node not in shown  # with gaps, it would be kept beside the program's copy without
         and _is_new_matrix(node)
         and node.name in readers
         and not _shows_strides(readers[node.name])
     }
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What owns the memory of the node's result."""
+    while is_view(node):
+        node = node.args[0]
+    return node
 
 
 def _is_new_matrix(node: fx.Node) -> bool:
