@@ -300,3 +300,39 @@ def test_second_derivatives_where_sizes_decide_the_dims():
             got = second(scripted)
     torch.testing.assert_close(got, second(squeezed))
     assert is_packed(scripted, x)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_the_larger_of_two_tensors(name):
+    scope = {"torch": torch}
+    exec(f"def f(x, y):\n    return torch.{name}(x * 1.5, y) * 2.0\n", scope)
+    x, y = leaves((4, 5), (5,))
+    with torch.no_grad():
+        x[0] = y / 1.5  # equal ones share the gradient
+    scripted = script(f"def f(x, y):\n    return torch.{name}(x * 1.5, y) * 2.0\n")
+    assert_as_eager(scripted, scope["f"], (x, y))
+    assert is_packed(scripted, x, y)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.5, 0.0, -1.0])
+def test_an_exponent_that_is_an_argument(exponent):
+    """For certain numbers eager takes roots, which differ at infinity."""
+
+    def f(x, n: float):
+        return torch.pow(x * 1.0, n) * 2.0
+
+    x = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0, 4.0, 1.0], requires_grad=True)
+    assert_as_eager(fresh(f), f, (x,), exponent)
+
+
+def test_an_operand_without_a_derivative():
+    """Eager raises an error, and so does the program."""
+
+    def f(x, t, w):
+        return F.binary_cross_entropy_with_logits(x * 2.0, t, w * 1.0).sin()
+
+    scripted, (x, t, w) = fresh(f), leaves((4,), (4,), (4,))
+    with tsfuser.fuser():
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="is not differentiable with respect to argument 'weight'"):
+                scripted(x, t.detach(), w)

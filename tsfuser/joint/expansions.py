@@ -182,6 +182,16 @@ def prelu(self, weight):
     return self._prelu_kernel(weight.reshape([1, -1] + [1] * (rank - 2)))
 
 
+def _extreme(kind, of_two):
+    @expansion(kind)
+    def write(self, other):
+        return None if other is None else self.writer(of_two, self, other)
+
+
+_extreme("aten::max", "aten::maximum")
+_extreme("aten::min", "aten::minimum")
+
+
 @expansion("aten::float_power")
 def float_power(self, exponent):
     double = [

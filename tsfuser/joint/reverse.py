@@ -42,6 +42,7 @@ from ..graph.wrapper import (
 )
 from ..ops import without_row
 from .expansions import expand
+from .roles import elements_read
 from .rules import RULES, Rule
 from .rules.table import argument
 from .terms import DTYPE_NUMBERS, Term, Writer
@@ -184,6 +185,7 @@ def _differentiate(node: Node, gradients: _Gradients) -> None:
     writer = gradients.writer
     writer.lines = node
     arguments = dict(zip(its_schema.arguments, inputs(node)))
+    _check_operands(node, [v for name, v in arguments.items() if name in rule.of], gradients)
     found = _arguments(rule, writer, arguments, made, given, lists)
     if "wants" in rule.takes:
         operands = {name: arguments[name] for name in rule.of if name in arguments}
@@ -192,10 +194,21 @@ def _differentiate(node: Node, gradients: _Gradients) -> None:
     dtype = _only_dtype(node, given)
     for name, share in zip(rule.of, shares if isinstance(shares, tuple) else (shares,)):
         value = arguments.get(name)
-        if share is not None and value is not None and value.unique() in gradients.active:
-            for term in share if isinstance(share, list) else [share]:
-                _note_dtype(term, dtype)
-            gradients.add(value, _summed(share, value, writer) if rule.broadcasts else share)
+        if value is None or value.unique() not in gradients.active:
+            continue
+        if share is None:
+            raise Refusal(f"{node.kind()} has no derivative by its {name} here")
+        for term in share if isinstance(share, list) else [share]:
+            _note_dtype(term, dtype)
+        gradients.add(value, _summed(share, value, writer) if rule.broadcasts else share)
+
+
+def _check_operands(node: Node, differentiated: list[Value], gradients: _Gradients) -> None:
+    """Raises Refusal where the node reads an operand that has a gradient, and its rule knows none."""
+    known = {v.unique() for v in with_items(differentiated)}
+    for value in elements_read(node):
+        if value.unique() in gradients.active - known and facts(value.type()).dtype in DTYPE_NUMBERS:
+            raise Refusal(f"{node.kind()} has no derivative by all that it reads here")
 
 
 def _only_dtype(node: Node, given: list) -> str | None:

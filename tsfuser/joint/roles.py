@@ -11,6 +11,7 @@ neither: it may be computed on either side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,7 +34,9 @@ from ..graph.wrapper import (
     schema,
 )
 from ..ops import without_row
-from .reverse import Joint
+
+if TYPE_CHECKING:
+    from .reverse import Joint
 
 _UNPACK = "prim::ListUnpack"
 

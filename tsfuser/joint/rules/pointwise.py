@@ -242,6 +242,9 @@ def pow_(grad, self, exponent, result):
         return grad.zeros_like() if exponent == 0 else grad * (self ** (exponent - 1) * exponent)
     if isinstance(self, (int, float)):
         return _power_of_number(grad, self, exponent, result)
+    if not exponent.is_tensor:  # eager takes roots for certain numbers, but not for elements of tensors
+        by_base = grad * (self ** (exponent - 1) * exponent)
+        return by_base.masked_fill(_as_tensor(exponent, grad) == 0, 0), None
     self, exponent = _as_tensor(self, grad), _as_tensor(exponent, grad)
     by_base = (grad * (exponent * self ** (exponent - 1))).masked_fill(exponent == 0, 0)
     flat = (self == 0) & (exponent >= 0)

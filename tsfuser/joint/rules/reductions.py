@@ -63,10 +63,9 @@ def extreme(grad, self, result, dim, keepdim):
     return shared / chosen.sum(_dims(self, dim), True)
 
 
-@rule("aten::max", "aten::min", of="self other")
-def largest(grad, self, result, results, dim=None, keepdim=False, other=None):
-    if other is not None:
-        return None, None
+@rule("aten::max", "aten::min", of="self")
+def largest(grad, self, result, results, dim=None, keepdim=False):
+    """Those of two tensors are `maximum` and `minimum` (expansions.py)."""
     if dim is not None:
         return _at(grad, self, dim, results[1], keepdim)
     chosen = self == result
