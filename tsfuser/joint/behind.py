@@ -30,7 +30,7 @@ from ..graph.wrapper import (
     outputs,
 )
 from .divide import PARAM, Copy
-from .roles import elements_read, retypes, viewed
+from .node_facts import elements_read, retypes, viewed
 
 
 class Behind:

@@ -50,8 +50,9 @@ from ..ops.table import BOOLEAN, INTEGRAL
 from .divide import Cut, Written, divided
 from .example_types import bytes_of
 from .min_cut import UNBOUNDED, Network
+from .node_facts import viewed
 from .reverse import Joint
-from .roles import Roles, viewed
+from .roles import Roles
 
 LONGEST = 64  # ops in a row that the backward computes again, at most
 _ALSO = ("casts", "fills")  # families of rows that may be computed again, besides elementwise ones

@@ -34,7 +34,7 @@ from ..graph.wrapper import (
 from ..ops import without_row
 from .divide import Copy
 from .expansions import EXPANSIONS
-from .roles import elements_read, viewed
+from .node_facts import elements_read, viewed
 from .rules import RULES
 
 REGION = "tsfuser::joint_region"

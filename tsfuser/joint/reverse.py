@@ -42,7 +42,7 @@ from ..graph.wrapper import (
 )
 from ..ops import without_row
 from .expansions import expand
-from .roles import elements_read
+from .node_facts import elements_read
 from .rules import RULES, Rule
 from .rules.table import argument
 from .terms import DTYPE_NUMBERS, Term, Writer

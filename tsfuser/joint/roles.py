@@ -11,34 +11,22 @@ neither: it may be computed on either side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import torch
 
 from ..graph.compared import Step, met_again, step_of
-from ..graph.effects import PURE, effect, may_return_operand
-from ..graph.rows import row_of
-from ..graph.worth import shape
+from ..graph.effects import PURE, effect
 from ..graph.wrapper import (
     CONSTANT,
     LIST,
     Node,
     Value,
-    facts,
     graph_inputs,
     graph_outputs,
     inputs,
-    is_tensor,
     nodes_in,
     outputs,
-    schema,
 )
-from ..ops import without_row
-
-if TYPE_CHECKING:
-    from .reverse import Joint
-
-_UNPACK = "prim::ListUnpack"
+from .node_facts import elements_read, is_free, viewed
+from .reverse import Joint
 
 
 class Roles:
@@ -55,7 +43,7 @@ class Roles:
         for node in self.nodes:
             if any(v.unique() in self._late for v in inputs(node)):
                 self._late.update(v.unique() for v in outputs(node))
-        self._free = {v.unique() for node in self.nodes if _is_free(node) for v in outputs(node)}
+        self._free = {v.unique() for node in self.nodes if is_free(node) for v in outputs(node)}
         #: Nodes that do something besides what they return.
         self.acting = [node for node in self.nodes if effect(node) != PURE]
         doing = [v for node in self.acting if not self.is_late(node) for v in outputs(node)]
@@ -119,79 +107,3 @@ class Roles:
         if held:
             roots = frozenset().union(*map(self.roots, held))
             self._roots.update((v.unique(), roots) for v in outputs(node))
-
-
-# ---- facts of one node
-
-
-def viewed(node: Node) -> Value | None:
-    """The value of which the node may give a view, or which it may hand on; None if it makes something new.
-    For an item of a list, that is the list."""
-    if node.kind() == _UNPACK or (node.inputsSize() and node.kind() != LIST and may_return_operand(node)):
-        return node.inputsAt(0)
-    return None
-
-
-def _copies(node: Node) -> bool:
-    """Whether a node that may give a view gave something new in the call that was seen."""
-    found, operand, result = row_of(node), node.inputsAt(0), node.outputsAt(0)
-    if found is None or not is_tensor(operand) or not is_tensor(result):
-        return False
-    if retypes(node):
-        return True
-    (sizes, strides), (wanted, steps) = shape(operand), shape(result)
-    if sizes is None or wanted is None:
-        return False
-    if found[0].reshapes:
-        return not _can_be_viewed(sizes, strides, wanted)
-    if found[0].sizes == "first":
-        return any(size != 1 and a != b for size, a, b in zip(sizes, strides, steps))
-    return not found[0].is_view and sizes != wanted
-
-
-def retypes(node: Node) -> bool:
-    """Whether a node that may give a view makes a tensor of another dtype or device, which is new."""
-    found = row_of(node)
-    if found is None or found[0].is_view:
-        return False
-    operand, result = node.inputsAt(0), node.outputsAt(0)
-    if not is_tensor(operand) or not is_tensor(result):
-        return False
-    before, after = facts(operand.type()), facts(result.type())
-    return (before.dtype, before.device) != (after.dtype, after.device)
-
-
-def _can_be_viewed(sizes: list[int], strides: list[int], wanted: list[int]) -> bool:
-    try:
-        torch.empty_strided(sizes, strides, device="meta").view(wanted)
-        return True
-    except RuntimeError:
-        return False
-
-
-def _is_free(node: Node) -> bool:
-    if viewed(node) is not None:
-        return not _copies(node)
-    if any(map(is_tensor, outputs(node))):
-        return False
-    return node.kind().startswith("prim::") or not any(map(is_tensor, elements_read(node)))
-
-
-def elements_read(node: Node) -> list[Value]:
-    """The tensors of which the node reads more than sizes, dtype, device and layout; of lists that are made
-    for it, the items."""
-    if node.kind().startswith("prim::") or node.kind() in without_row.ASKS:
-        return []
-    its_schema = schema(node)
-    names = its_schema.arguments if its_schema else ()
-    unread = _unread(node, names)
-    read = [v for i, v in enumerate(inputs(node)) if i >= len(names) or names[i] not in unread]
-    items = [item for v in read for item in (inputs(v.node()) if v.node().kind() == LIST else [v])]
-    return [v for v in items if v.type().kind() != "NoneType"]
-
-
-def _unread(node: Node, names: Sequence[str]) -> set[str]:
-    if node.kind() in without_row.LIKE_SELF:
-        return {names[0]}
-    found = row_of(node)
-    return {found[0].asked, found[0].dtype_from} if found is not None else set()
