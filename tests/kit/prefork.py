@@ -58,14 +58,15 @@ def run(arguments, env=None, cwd=None, timeout=300, whole_end=False):
     module, with its arguments. `whole_end`: it ends with all that Python does. Raises
     `subprocess.TimeoutExpired`."""
     env = dict(os.environ if env is None else env)
+    command = [sys.executable, *map(str, arguments)]
     started = {name: os.environ.get(name) for name in {*env, *os.environ} if name.startswith(READ_AT_START)}
-    if any(env.get(name) != value for name, value in started.items() if name not in READ_LATER):
-        command = [sys.executable, *map(str, arguments)]
+    own = any(env.get(name) != value for name, value in started.items() if name not in READ_LATER)
+    if own or not (server := _server(_compiles(arguments, cwd or ""))).forks:
         return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout)
     with tempfile.TemporaryDirectory(prefix="tsfuser-prefork-") as folder:
         outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
         request = [list(map(str, arguments)), env, os.fspath(cwd or os.getcwd()), outputs, whole_end]
-        status = _server(_compiles(arguments, cwd or "")).run(request, timeout)
+        status = server.run(request, timeout)
         said = []
         for path in outputs:
             with open(path) as file:
@@ -91,7 +92,8 @@ def _server(compiles):
 
 
 class _Server:
-    """The process that forks. Started when first asked; ends with its standard input."""
+    """The process that forks. Started when first asked; ends with its standard input. `forks`: its imports
+    have not asked the driver for its devices, after which no child could use them."""
 
     def __init__(self, compiles):
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -103,6 +105,7 @@ class _Server:
             env=environment,
         )
         atexit.register(self._process.stdin.close)
+        self.forks = self._process.stdout.readline().strip() == "True"
 
     def run(self, request, timeout):
         """The exit status of a program; negative where a signal ended it."""
@@ -144,12 +147,21 @@ def _become(arguments, env, cwd, outputs):
     return main.__dict__
 
 
+def _fits(torch):
+    """Whether a child could use CUDA."""
+    child = os.fork()
+    if child == 0:
+        os._exit(bool(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(child, 0)[1] == 0
+
+
 def _main():
-    import torch  # noqa: F401
+    import torch
 
     for module in sys.argv[1:]:
         importlib.import_module(module)
     gc.collect()
+    print(_fits(torch), flush=True)
     gc.freeze()  # else a child that ends looks through all of torch, in pages that it has to copy for that
     arguments, *others, whole_end = _next_program()
     names = _become(arguments, *others)
