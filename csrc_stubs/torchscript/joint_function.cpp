@@ -75,12 +75,17 @@ void describe_constant(const c10::IValue& value, Words& words) {
   }
 }
 
-// The same of what is no tensor. Numbers are values in a packed graph; flags are not, nor are
+// The same of what is no tensor. Numbers are values in a packed graph; flags and devices are not, nor are
 // `constants`. False: it is none of these.
 template <class Words>
 bool describe_number(const c10::IValue& value, bool is_constant, Words& words) {
   if (value.isBool()) {
     words.push_back(value.toBool() ? -1 : -2);
+    return true;
+  }
+  if (value.isDevice()) {
+    words.push_back(-7);
+    words.push_back(static_cast<int64_t>(value.toDevice().type()) << 16 | (value.toDevice().index() + 1));
     return true;
   }
   if (!value.isInt() && !value.isDouble() && !value.isNone() && !value.isIntList()) {
@@ -206,7 +211,7 @@ std::vector<size_t> JointFunction::pack(at::ArrayRef<c10::IValue> arguments,
     torch::jit::Value* input = graph->inputs()[i];
     if (is_tensor) {
       input->setType(c10::TensorType::create(arguments[i].toTensor()));
-    } else if (arguments[i].isBool() || arguments[i].isNone() || constants[i]) {
+    } else if (arguments[i].isBool() || arguments[i].isDevice() || arguments[i].isNone() || constants[i]) {
       const torch::jit::WithInsertPoint first(*graph->nodes().begin());
       input->replaceAllUsesWith(graph->insertConstant(arguments[i]));
     } else {

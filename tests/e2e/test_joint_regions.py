@@ -420,3 +420,18 @@ def test_casts_that_the_graph_does_not_show():
             check_casts(hidden)
     with torch.autocast("cpu", torch.float16), pytest.raises(Refusal, match="another dtype"):
         check_casts(shown)
+
+
+def test_questions_about_a_tensor_part_no_region():
+    def noisy(x: Tensor, scale: Tensor):
+        y = torch.cumsum(x, 0) * scale
+        ones = torch.ones([1], dtype=y.dtype, device=y.device)
+        return torch.tanh(y * ones) * ones
+
+    x, scale = torch.randn(6, 5).requires_grad_(), torch.rand(5).requires_grad_()
+    scripted = fresh(noisy)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = torch.autograd.grad(scripted(x, scale).sum(), (x, scale))
+    torch.testing.assert_close(got, torch.autograd.grad(noisy(x, scale).sum(), (x, scale)))
+    assert packed(scripted) == 1

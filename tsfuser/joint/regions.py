@@ -42,7 +42,7 @@ FEWEST = 2  # ops with a derivative, besides views: a node of autograd costs as 
 
 _PRIM = frozenset(f"prim::{name}" for name in "ListConstruct ListUnpack NumToTensor dtype device".split())
 _WITHOUT_GRADIENT = without_row.FLAT | without_row.LIKE_SELF | without_row.ZEROS
-_NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneType"))
+_NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneType", "DeviceObjType"))
 
 
 def outline(graph: Graph) -> int:

@@ -24,6 +24,7 @@ from ...graph.wrapper import (
     Node,
     all_blocks,
     constant_before,
+    facts,
     graph_inputs,
     insert,
     is_tensor,
@@ -32,6 +33,7 @@ from ...graph.wrapper import (
     outputs,
     schema,
 )
+from ...ir.dtypes import DTYPES
 from ...joint.autocast import check_casts
 from ...joint.example_types import note_types
 from ...joint.packing import pack
@@ -39,7 +41,7 @@ from ...joint.regions import outline
 from ...joint.rules.table import Unknown
 from ...planning import failures
 
-_CHUNK = "prim::ConstantChunk"
+_CHUNK, _DTYPE, _DEVICE = "prim::ConstantChunk", "prim::dtype", "prim::device"
 
 
 def regions(graph: Graph) -> Graph | None:
@@ -87,8 +89,21 @@ def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -
     note_types(graph, numbers)
     if nodes_without_types(graph):
         infer_missing_types(graph)
+    _fold_known(graph)
     seeds = not options.disabled("recompute") and not options.enabled("eager_random")
     return pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"), seeds=seeds)
+
+
+def _fold_known(graph: Graph) -> None:
+    """Writes dtypes and devices that follow from those of the inputs, which are facts of a packed graph: a
+    group need not wait for the tensor that is asked."""
+    for node in nodes_of(graph, (_DTYPE, _DEVICE)):
+        dtype, device, _ = facts(node.inputsAt(0).type())
+        known = dtype if node.kind() == _DTYPE else device
+        if known is not None:
+            value = DTYPES[known].code if node.kind() == _DTYPE else torch.device(known)
+            node.output().replaceAllUsesWith(constant_before(graph, node, value))
+    remove_dead_code(graph)
 
 
 def _check_dtypes(graph: Graph) -> None:
