@@ -176,7 +176,7 @@ def pytest_collection():
     finally:
         torch_ops.keep_ops()
         gc.freeze()
-        gc.set_threshold(20000, 20, 20)
+        gc.set_threshold(100000, 20, 20)
         gc.enable()
 
 
@@ -247,8 +247,10 @@ def forgotten():
     import torch
 
     import tsfuser
+    from kit import torch_records
 
     torch._dynamo.reset()
+    torch_records.leave_out()
     torch._dynamo.utils.counters.clear()
     tsfuser.reset()
     torch.manual_seed(0)

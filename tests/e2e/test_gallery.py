@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kit import prefork, quick
+from kit import cached_cxx, prefork, quick
 from kit.support import ROOT
 from tsfuser.frontends.libtorch import embedded
 
@@ -22,7 +22,7 @@ def test_the_script_runs_fused(name):
             embedded.libpython()
         except RuntimeError as error:
             pytest.skip(str(error))
-    env = {**os.environ, **QUICK, "CXX": quick.compiler(), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **QUICK, "CXX": cached_cxx.of(quick.compiler()), "PYTHONPATH": str(ROOT)}
     done = prefork.run([GALLERY / f"{name}.py"], env=env, cwd=GALLERY, timeout=900)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import torch
 
-from kit import harness, quick
+from kit import cached_cxx, harness, quick
 from tsfuser.errors import Refusal
 from tsfuser.target import cxx
 from tsfuser.target.disk_cache import DiskCache
@@ -70,3 +70,30 @@ def test_the_compiler_of_programs_does_not_optimise(gcc, tmp_path):
         for command in (gcc, [quick.compiler()])
     ]
     assert [b"__OPTIMIZE__" in each.stdout for each in macros] == [True, False]
+
+
+def test_an_object_of_the_same_text_and_options_is_made_once(gcc, monkeypatch, tmp_path):
+    """By the compiler of C++ programs that tests build; wherever the source and the object lie."""
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {gcc[0]} "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setattr(quick, "HEADERS", tmp_path / "headers")
+    program = cached_cxx.of(str(compiler))
+
+    def build(folder, source, *options):
+        """How often the compiler was started for an object."""
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "one.h").write_text("constexpr int one = 1;\n")
+        path = tmp_path / folder / "user.cpp"
+        path.write_text(source)
+        log.write_text("")
+        words = [program, *options, "-o", path.with_suffix(".o"), "-c", path]
+        status = subprocess.run(words, capture_output=True).returncode
+        assert status or _passes([gcc[0], path.with_suffix(".o"), "-o", path.with_suffix("")])
+        return status, sum(" -c " in line for line in log.read_text().splitlines())
+
+    source = '#include "one.h"\nint main() { return one - 1; }\n'
+    assert build("a", source) == (0, 1)
+    assert build("a", source) == build("b", source) == build("b", source, "-I", tmp_path) == (0, 0)
+    assert build("b", source, "-O1") == build("b", source.replace("one - 1", "1 - one")) == (0, 1)
+    assert build("b", "wrong") == (1, 1) and build("b", '#include "none.h"') == (1, 0)

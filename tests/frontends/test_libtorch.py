@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit import prefork, quick
+from kit import cached_cxx, prefork, quick
 from kit.support import ROOT
 from tsfuser.__main__ import main
 from tsfuser.frontends.libtorch import config, embedded
@@ -73,9 +73,8 @@ def built(tmp_path_factory):
     (folder / "example" / "server.cpp").write_text(fewer)
     for name in ("main.cpp", "program.cpp"):
         shutil.copy(CHECKS / name, folder / "example")
-    status, out, err = execute(
-        [folder / "example" / "build", folder], PYTHON=sys.executable, LDFLAGS=_own_cpp_library(), **QUICK
-    )
+    environment = {"LDFLAGS": _own_cpp_library(), "CXX": cached_cxx.of(quick.compiler()), **QUICK}
+    status, out, err = execute([folder / "example" / "build", folder], PYTHON=sys.executable, **environment)
     assert status == 0, f"{out}\n{err}"
     (folder / "server").rename(folder / "program")
     torch.jit.script(Model().eval()).save(folder / "checks.pt")

@@ -96,9 +96,14 @@ precompiled.compiler = None
 
 @functools.cache
 def compiler():
-    """The `CXX` of programs whose kernels are compiled at -O0: the last of several levels counts. Its file
-    stays as it is, so that the next run finds the kernels in the cache."""
-    text = f'#!/bin/sh\nexec {shlex.join(cxx.find_compiler())} "$@" -O{QUICK}\n'
+    """The `CXX` of programs whose kernels are compiled at -O0: the last of several levels counts."""
+    return script(cxx.find_compiler(), f"-O{QUICK}")
+
+
+def script(command, last=""):
+    """The path of a program that runs `command` with its arguments, and `last`. Its file stays as it is, so
+    that the next run finds the kernels in the cache."""
+    text = f'#!/bin/sh\nexec {shlex.join(command)} "$@" {last}\n'
     path = HEADERS.absolute() / hashlib.sha256(text.encode()).hexdigest()[:16] / "c++"
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
