@@ -134,6 +134,8 @@ def _missing_numbers(roles: Roles, saved: list[Value]) -> list[Value]:
 def _moves(value: Value) -> bool:
     """Whether the value has a gradient: it has fractions, and is not a statistic of a norm, or the like. For
     these the second derivative of the norm itself accounts."""
+    if is_tensor(value) and not any(map(is_tensor, inputs(value.node()))):
+        return False
     if is_tensor(value) and facts(value.type()).dtype is None:
         raise Refusal(f"the dtype of a saved result of {value.node().kind()} is not known")
     if not is_tensor(value) or facts(value.type()).dtype not in DTYPE_NUMBERS:
