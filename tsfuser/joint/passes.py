@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 import torch
 
 from ..graph.passes import Pass, run
+from ..graph.roundings import round_saved
 from ..graph.rows import row_of
 from ..graph.wrapper import (
     Graph,
     Node,
     Value,
+    graph_outputs,
     inputs,
     insert,
     is_tensor,
@@ -40,7 +42,6 @@ from .example_types import note_types
 from .loss_heads import write_loss_heads
 from .norms import write_norms
 from .reverse import Joint
-from .roundings import round_saved
 
 
 @dataclass
@@ -81,7 +82,8 @@ def _cut(work: Work) -> None:
 
 def _round_saved(work: Work) -> None:
     assert work.parts is not None
-    round_saved(work.parts)
+    made = graph_outputs(work.parts.forward)
+    round_saved(work.parts.forward, [made[j] for j in work.parts.saved_outputs])
 
 
 def _write_to_new(work: Work) -> None:

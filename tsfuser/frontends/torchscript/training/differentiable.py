@@ -39,6 +39,7 @@ that. Order of `STEPS`, and why:
   save_rows             behind all that changes what is kept
   add_layout_hints      behind all that changes the gradients
   use_room              behind all that looks for products
+  round_saved           behind all that changes what is kept
   drop                  last: the numbers of what is kept change
 """
 
@@ -50,7 +51,8 @@ from dataclasses import dataclass, field
 from .... import log, options
 from ....graph.operand_room import may_be_parts
 from ....graph.passes import Pass, run
-from ....graph.wrapper import Graph, nodes_in
+from ....graph.roundings import round_saved
+from ....graph.wrapper import Graph, nodes_in, use_count
 from ....planning import failures
 from . import dropout, formulas, kept_instead, norm_operands, norm_results, recompute, relu_mask
 from .gradient_dtypes import cast_gradients, cast_results
@@ -201,6 +203,13 @@ def _draw_again(work: Work) -> None:
         dropout.draw_again(work.saved)
 
 
+def _round_saved(work: Work) -> None:
+    if not work.half:
+        return
+    read = [v for j, v, argument in work.saved.of_outputs() if use_count(argument) and j not in work.again]
+    round_saved(work.saved.forward, read)
+
+
 def _drop(work: Work) -> None:
     saved = work.saved.without_unread_results()
     dropped = work.again | saved.unused()
@@ -252,5 +261,6 @@ STEPS = (
     Pass("save_rows", lambda work: save_rows(work.saved, work.again)),
     Pass("add_layout_hints", lambda work: add_layout_hints(work.saved.backward, work.orders)),
     Pass("use_room", _use_room),
+    Pass("round_saved", _round_saved),
     Pass("drop", _drop),
 )

@@ -2,42 +2,45 @@
 
 A group computes in float32, and rounds what it stores. If a norm in the same group read the value before
 that, the backward, which reads the saved one, would take the mean of other numbers from it: `x - mean` would
-be wrong by a rounding.
+be wrong by a rounding. Before, in a forward that saves %x:
 
-In: the forward of a cut. Out: the same, changed in place. Before:
-
-    %x = aten::mul(%a, %b);  %y, %mean, %rstd = aten::native_layer_norm(%x, ...);  return (%y, %x, ...)
+    %x = aten::mul(%a, %b);  %y, %mean, %rstd = aten::native_layer_norm(%x, ...)
 becomes
     %x = aten::mul(%a, %b);  %r = tsfuser::rounded(%x)
-    %y, %mean, %rstd = aten::native_layer_norm(%r, ...);  return (%y, %x, ...)
+    %y, %mean, %rstd = aten::native_layer_norm(%r, ...)
 
-What is not saved stays unrounded on both sides, which is nearer to the exact result.
+In: the graph of a forward with types, and the values that it saves. Out: the same graph, changed in place.
+What is not saved stays unrounded in forward and backward, which is nearer to the exact result.
 """
 
 from __future__ import annotations
 
-from ..graph.rows import row_of
-from ..graph.wrapper import Node, Value, facts, graph_outputs, insert, is_tensor, outputs
-from ..ir.dtypes import NARROW
-from .divide import Cut
+from collections.abc import Iterable
 
-_NARROW = {dtype.name for dtype in NARROW}
+from ..ir.dtypes import NARROW
+from .rows import row_of
+from .wrapper import Graph, Node, Value, facts, insert, is_tensor, outputs
+
+_MAY_BE_NARROW = {None, *(dtype.name for dtype in NARROW)}
 _ROUNDED = "tsfuser::rounded"
 
 
-def round_saved(parts: Cut) -> None:
-    """Changes the forward."""
-    made = graph_outputs(parts.forward)
-    saved = {made[j].unique(): made[j] for j in parts.saved_outputs}
-    for value in saved.values():
-        if is_tensor(value) and facts(value.type()).dtype in _NARROW and row_of(value.node()) is not None:
-            _round(parts, value)
+def round_saved(graph: Graph, saved: Iterable[Value]) -> None:
+    """Has reductions and norms read what is saved as it is saved. Where no dtype is known it may have 16
+    bits: to round others changes nothing."""
+    for value in {v.unique(): v for v in saved}.values():
+        if (
+            is_tensor(value)
+            and facts(value.type()).dtype in _MAY_BE_NARROW
+            and row_of(value.node()) is not None
+        ):
+            _round(graph, value)
 
 
-def _round(parts: Cut, value: Value) -> None:
+def _round(graph: Graph, value: Value) -> None:
     readers = {use.user for use in value.uses() if _leads_to_statistics(use.user)}
     if readers:
-        first = insert(parts.forward, value.node(), _ROUNDED, [value])
+        first = insert(graph, value.node(), _ROUNDED, [value])
         first.moveAfter(value.node())
         first.output().setType(value.type())
         for reader in readers:
