@@ -227,6 +227,28 @@ def test_what_is_left_to_torch(device, case):
     assert ADD not in forward or case in ("read twice", "shared zeros", "returned")
 
 
+@pytest.mark.parametrize("width", [5, 64, 300])
+@pytest.mark.parametrize("kind", ["sums of rows", "softmax", "normed", "of all rows", "twice"])
+def test_what_depends_on_reductions(device, kind, width):
+    """Rows of a reduction's results, or one number a row; two sums in one group."""
+
+    def program(x, w, source, target):
+        rows = x[source] * w[:, None]
+        if kind == "sums of rows":
+            return x.new_zeros(len(x)).index_add(0, target, torch.tanh(rows).sum(1))
+        if kind == "softmax":
+            return torch.zeros_like(x).index_add(0, target, torch.softmax(rows, 1))
+        if kind == "normed":
+            return torch.zeros_like(x).index_add(0, target, F.layer_norm(rows, [x.shape[1]]))
+        if kind == "of all rows":
+            return torch.zeros_like(x).index_add(0, target, rows - rows.mean(0))
+        more = x.new_zeros(len(x) + 1, width).index_add(0, source, torch.sin(rows))
+        return torch.zeros_like(x).index_add(0, target, torch.cos(rows)) + more[1:]
+
+    forward, *_ = check(program, graph(device, 9, 40, width), device, ops=200)
+    assert ADD in forward or kind == "of all rows"
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_or_no_edges(device, count):
     for function, nodes, width in itertools.product((messages, spread), (1, 5), (1, 8)):

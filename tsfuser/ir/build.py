@@ -332,6 +332,10 @@ class Builder(ResultLayouts):
             raise Refusal(
                 "what is added to is not an argument of the group, or the index is on another device"
             )
+        if any(u.at for u in self.updates):
+            raise Refusal(
+                "a group adds twice: if the second kernel failed, its ops would add what is added again"
+            )
         if any(u.index == found.index for u in self.updates):
             raise Refusal("a tensor is changed in place twice in one group")
         if value.dtype is not target.dtype or len(value.dims) != len(target.dims):

@@ -44,12 +44,13 @@ def segments(
             for v in dict.fromkeys(level.outputs)
             if cut.is_pending(v) or cut.memory[v.name].kind is BufferKind.INPUT
         ]
-        for value in level.added:
-            cut.add([value])
         for values in _by_space(call, cut, unstored):
             cut.add(values)
         for op in level.reshapes:
             cut.memory[op.output.name] = _reshaped(cut.memory[op.operands[0].name], op)
+    # last: where a kernel before it fails, nothing has been added, and the group's ops may run instead
+    for value in (value for level in levels for value in level.added):
+        cut.add([value])
     return tuple(cut.segments)
 
 
