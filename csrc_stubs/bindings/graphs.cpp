@@ -104,6 +104,18 @@ std::optional<SettledCopy> last_copy(const GraphPtr& graph) {
   return settled ? settled_copy(settled->last()) : std::nullopt;
 }
 
+// What the program that a graph is a call of runs without gradients, and its graph with regions; None for
+// other graphs.
+std::optional<SettledCopy> joint_program(const GraphPtr& graph) {
+  const py::gil_scoped_release released;  // as above
+  const JointProgram* program = joint_program_of(*graph);
+  if (!program) {
+    return std::nullopt;
+  }
+  const auto plain = settled_copy(program->plain());
+  return SettledCopy{plain->first, program->outlined()};
+}
+
 // Forward and backward; none of an executor that has not optimised its graph.
 std::vector<std::pair<ExecutorState, ExecutorState>> differentiable_states(torch::jit::Code& code) {
   const py::gil_scoped_release released;  // as above
@@ -188,6 +200,10 @@ void bind_graphs(py::module_& m) {
         return plain_states(code);
       },
       "The states of the executors of what programs with joint graphs run besides these.");
+  m.def(
+      "joint_program", &joint_program,
+      "Of a graph that is a call of a program with joint graphs: (the state of what runs without gradients, "
+      "None where that has optimised nothing; the program with regions). None for others.");
   m.def("use_joint_functions", &use_joint_functions,
         "Whether training goes by joint graphs, experimentally; returns the state before.");
   m.def("last_copy", &last_copy,

@@ -100,6 +100,7 @@ GraphPtr outlined(Graph& graph) {
   });
   if (made) {
     call_regions(*made);
+    end_loops(*made);
   }
   return made;
 }
@@ -159,6 +160,15 @@ std::vector<torch::jit::GraphFunction*> JointProgram::plain_functions() const {
     }
   }
   return found;
+}
+
+const JointProgram* joint_program_of(const Graph& graph) {
+  for (const Node* node : graph.nodes()) {
+    if (const JointProgram* program = owned_by<JointProgram>(node, held_name())) {
+      return program;
+    }
+  }
+  return nullptr;
 }
 
 bool use_joint_functions(bool on) { return switched_on.exchange(on); }

@@ -45,6 +45,9 @@ class JointProgram final : public OwnedFunction {
   // What calls run that record no gradients, or that no packed graph takes: its own, and those of all
   // regions.
   std::vector<torch::jit::GraphFunction*> plain_functions() const;
+  // The program's own.
+  torch::jit::GraphFunction* plain() const { return plain_.get(); }
+  const std::shared_ptr<torch::jit::Graph>& outlined() const { return outlined_; }
 
  private:
   bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
@@ -57,7 +60,9 @@ class JointProgram final : public OwnedFunction {
 
 // The step of torchscript/prepare.cpp, where it is switched on. Whether the graph is one node now.
 bool call_joint_program(torch::jit::Graph& graph, const torch::jit::Node* first);
-// Whether it is; returns the state before.
+// The program that the graph is a call of; null for other graphs.
+const JointProgram* joint_program_of(const torch::jit::Graph& graph);
+// Whether graphs become such calls; returns the state before.
 bool use_joint_functions(bool on);
 // The packed graphs of the programs that optimised code calls, also behind checks of gradients.
 std::vector<JointFunction::PackedGraph> packed_graphs(torch::jit::Code& code);

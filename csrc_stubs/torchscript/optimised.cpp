@@ -4,6 +4,7 @@
 
 #include "torchscript/optimised.h"
 #include "torchscript/hooks.h"
+#include "torchscript/joint_program.h"
 #include "torchscript/settled_branches.h"
 
 #include <torch/csrc/jit/api/compilation_unit.h>
@@ -49,6 +50,14 @@ void look(Block* block, Contents& found) {
 
 const char* state(GraphExecutor& executor, bool training);
 
+std::vector<GraphExecutor*> executors_of(const std::vector<torch::jit::GraphFunction*>& functions) {
+  std::vector<GraphExecutor*> executors;
+  for (torch::jit::GraphFunction* function : functions) {
+    executors.push_back(&function->get_executor());
+  }
+  return executors;
+}
+
 // What a call that reaches all of them finds: groups, else something that is still to be optimised, else
 // neither.
 const char* state(const std::vector<GraphExecutor*>& executors, bool training) {
@@ -82,6 +91,13 @@ const char* state(GraphExecutor& executor, bool training) {
       }
     }
     return executors.empty() ? "" : state(executors, training);
+  }
+  const JointProgram* program = joint_program_of(*plan.graph);
+  if (program && !training) {
+    return state(program->plain()->get_executor(), false);
+  }
+  if (program && program->packed().empty()) {
+    return state(executors_of(program->plain_functions()), training);
   }
   Contents found;
   look(plan.graph->block(), found);

@@ -336,3 +336,16 @@ def test_an_operand_without_a_derivative():
         for _ in range(3):
             with pytest.raises(RuntimeError, match="is not differentiable with respect to argument 'weight'"):
                 scripted(x, t.detach(), w)
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_loop_that_may_run_no_time(times):
+    def f(x: Tensor, n: int):
+        a = x * 2.0
+        b = a
+        for _ in range(n):
+            b = b - a
+        return torch.mm(a, b) - b
+
+    scripted, (x,) = fresh(f), leaves((4, 4))
+    assert_as_eager(scripted, f, (x,), times)

@@ -12,16 +12,25 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _C
+
+
+class Outlined(NamedTuple):
+    """Stands for a plan that is a call of a program with joint graphs: its graph calls the regions."""
+
+    graph: Any
+    code: Any
 
 
 def plans_of(state: Any) -> Iterator[Any]:
     """The plans, each with a `graph` and its `code`."""
     for plan in state.execution_plans.values():
-        settled = _C.settled_states(plan.graph)
-        if settled is None:
+        settled, program = _C.settled_states(plan.graph), _C.joint_program(plan.graph)
+        if settled is None and program is None:
             yield plan
+        elif program is not None and _C.joint_graphs(plan.code):
+            yield Outlined(program[1], plan.code)
         for inner in [*(settled or ()), *_C.joint_states(plan.code)]:
             yield from plans_of(inner)

@@ -14,6 +14,7 @@ function that it knows no graph of.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,11 +44,11 @@ def install() -> None:
 def graph_for(method: Any, parent: Any, *args: Any, **kwargs: Any) -> torch._C.Graph:
     """The graph that the call `method(*args, **kwargs)` of `parent` runs."""
     graph = _graph_for(method, parent, *args, **kwargs)
-    if packed := _packed(parent):
+    if _may_train(parent, args, kwargs) and (packed := _packed(parent)):
         return packed[-1]
     settled = _settled(parent, graph)
     if settled is None:
-        return graph
+        return _without_gradients(graph)
     found = _C.copy_for_arguments(settled, method, args, kwargs)
     for _ in range(CALLS):
         if found is not None and found[0] is not None:
@@ -70,6 +71,21 @@ def _packed(parent: Any) -> list[torch._C.Graph]:
     return [graph for plan in plans for graph in _C.joint_graphs(plan.code)]
 
 
+def _may_train(parent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the call may record gradients."""
+    given = [*args, *kwargs.values(), *(parent.parameters() if isinstance(parent, torch.nn.Module) else ())]
+    items = [item for value in given for item in (value if isinstance(value, (list, tuple)) else [value])]
+    return torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in items)
+
+
+def _without_gradients(graph: torch._C.Graph) -> torch._C.Graph:
+    """What runs without gradients where the graph is a call of a program with joint graphs."""
+    program = _C.joint_program(graph)
+    state = program[0] if program is not None else None
+    plans = list(state.execution_plans.values()) if state is not None else []
+    return plans[0].graph if len(plans) == 1 else graph
+
+
 def _settled(parent: Any, shown: torch._C.Graph) -> torch._C.Graph | None:
     """The graph that calls settled copies; None where the function has no such graph."""
     if _C.is_settled(shown):
@@ -87,6 +103,8 @@ def _shown(found: tuple | None, otherwise: torch._C.Graph) -> torch._C.Graph:
     plans = list(state.execution_plans.values()) if state is not None else []
     if len(plans) != 1:
         return graph
+    if _C.joint_program(plans[0].graph) is not None:
+        return _without_gradients(plans[0].graph)
     graph = plans[0].graph.copy()
     nodes = graph.findAllNodes("prim::DifferentiableGraph", True)
     states = _C.differentiable_states(plans[0].code)
