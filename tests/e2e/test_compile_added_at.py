@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from kit.allocations import allocations
+from kit.programs import kernels, tensor
 from kit.support import assert_matches
+from tsfuser.codegen.emit import source
 from tsfuser.frontends.dynamo import watch
 from tsfuser.frontends.dynamo.groups import added_at
 from tsfuser.frontends.dynamo.tracing import embeddings
+from tsfuser.ops.lookup import add_at
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 ADD = "tsfuser::add_at"
@@ -159,6 +162,18 @@ def test_embeddings(device):
     weight, ids = torch.randn(30, 12).to(device), torch.randint(30, (3, 50)).to(device)
     *_, backward = check(embedded, [weight, ids], device, ops=64)
     assert ADD in backward
+
+
+@pytest.mark.parametrize("rows, index", [(1 << 20, "int32_t"), (1 << 21, "int64_t")])
+def test_large_targets_have_long_indices(rows, index):
+    """Of 2^30 and 2^31 elements, whatever is added to them."""
+
+    def program(b, target, places, source):
+        return add_at(b, target, 0, places, b.pointwise("mul", (source, source), source.dtype))
+
+    given = tensor(rows, 1024), tensor(50, dtype="int64"), tensor(50, 1024)
+    [kernel] = kernels(program, *given)
+    assert f"const {index} at_" in source(kernel)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])

@@ -36,7 +36,8 @@ class Access:
     """A buffer with its stride in each dim of the domain, in elements; constant 0 where it is broadcast.
 
     For a lookup: its index k reads `index * steps[k]` elements further, and is less than `extents[k]`. The
-    indices vary along the dims `indexed`. What is added to places that indices name has their steps, too.
+    indices vary along the dims `indexed`. What is added to places that indices name has their steps and
+    extents, too.
 
     For a load that shares the vectors of another, `part_of`: it reads the elements at `place`, counted along
     the last dim, of the vectors that begin where the other load reads."""
@@ -157,11 +158,12 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
     groups = groups or [[]]  # a single element: one dim, so that schedules have a loop to bind
     dims = tuple(Dim(f"i{k}", sz.product([a.extent for a in g]), tuple(g)) for k, g in enumerate(groups))
 
-    located = {op.output.name: op.step for op in segment.ops if isinstance(op, Located)}
+    located = {op.output.name: op for op in segment.ops if isinstance(op, Located)}
 
     def access(b: Buffer) -> Access:
         own = tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims)
-        return Access(b, own, steps=tuple(located[v.name] for v in b.at))
+        places = [located[v.name] for v in b.at]
+        return Access(b, own, tuple(op.step for op in places), tuple(op.extent for op in places))
 
     def indexed(op: Lookup) -> Access:
         varying = {axis for index in op.operands for axis in index.axes}
