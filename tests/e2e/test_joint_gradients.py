@@ -7,7 +7,7 @@ from torch import Tensor
 
 import tsfuser
 from kit.support import fresh, groups, script
-from tsfuser import _C
+from tsfuser import _C, options
 from tsfuser.joint.packing import PACKED
 from tsfuser.schedule.machine import Machine
 
@@ -349,3 +349,19 @@ def test_a_loop_that_may_run_no_time(times):
 
     scripted, (x,) = fresh(f), leaves((4, 4))
     assert_as_eager(scripted, f, (x,), times)
+
+
+def test_an_input_that_the_program_writes_to_is_not_kept():
+    """Though `keep_inputs` is on, which speaks for the caller."""
+
+    def f(x: Tensor, w: Tensor):
+        h = torch.exp(x * 0.5) * w
+        y = torch.tanh(h) * h
+        x.mul_(2.0)
+        return y + x
+
+    scripted, (x, w) = fresh(f), leaves((4, 5), (5,))
+    with options.override(enable={"keep_inputs": ""}), tsfuser.fuser():
+        for _ in range(4):
+            got = torch.autograd.grad(scripted(x * 1.0, w).sum(), (x, w))
+    torch.testing.assert_close(got, torch.autograd.grad(f(x * 1.0, w).sum(), (x, w)))

@@ -42,6 +42,9 @@ def caveat(isolated: IsolatedScript, fused: bool) -> str:
 
 
 def _trains(isolated: IsolatedScript) -> bool:
-    """Whether autodiff has a part in the call."""
-    plans = plans_of(isolated.function.get_debug_state())
-    return any(plan.graph.findAllNodes("prim::DifferentiableGraph", True) for plan in plans)
+    """Whether autodiff has a part in the call, or joint graphs."""
+    plans = list(plans_of(isolated.function.get_debug_state()))
+    return any(
+        plan.graph.findAllNodes("prim::DifferentiableGraph", True) or _C.joint_graphs(plan.code)
+        for plan in plans
+    )

@@ -19,7 +19,8 @@ again:
   the same rows. Reductions, products and random numbers may not, nor what the backward's products read, nor
   what is compared with a saved value (graph/compared.py).
 - Inputs and results, and what shares memory with them, are saved only where a derivative reads them, as eager
-  does: the program may write to them otherwise. `keep_inputs` says that it does not write to inputs.
+  does: the program may write to them otherwise. `keep_inputs` says that nobody writes to inputs but, where
+  they are named `WRITTEN`, the program itself.
 - What eager saves of inputs and results counts for nothing: it is in memory anyway. Such results are not
   computed again, so that an error tells the program that has written to them, as in eager.
 - Of equal cuts, that is taken which saves what the forward stores anyway, then that which saves later values,
@@ -47,7 +48,7 @@ from ..graph.wrapper import (
     outputs,
 )
 from ..ops.table import BOOLEAN, INTEGRAL
-from .divide import Cut, Written, divided
+from .divide import WRITTEN, Cut, Written, divided
 from .example_types import bytes_of
 from .min_cut import UNBOUNDED, Network
 from .node_facts import viewed
@@ -76,7 +77,8 @@ class _Values:
 
     def __init__(self, roles: Roles, keep_inputs: bool):
         self.roles = roles
-        seen = roles.results if keep_inputs else [*roles.given, *roles.results]
+        given = [v for v in roles.given if not keep_inputs or v.debugName().startswith(WRITTEN)]
+        seen = [*given, *roles.results]
         saved_by_eager = roles.read_directly()
         #: Roots of values that the program may write to, and that eager does not save.
         self.exposed = {root for v in seen for root in roles.roots(v)} - saved_by_eager

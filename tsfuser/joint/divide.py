@@ -15,6 +15,8 @@ from .reverse import Joint
 from .roles import Roles
 
 PARAM = "prim::Param"
+#: How the name of an input of a region begins that the program may write to.
+WRITTEN = "written"
 
 
 @dataclass(frozen=True)

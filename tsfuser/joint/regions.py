@@ -16,6 +16,8 @@ the elements of tensors. A pure node between its ops that reads nothing of it st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..graph.effects import PURE, effect, secretly_written
 from ..graph.rows import row_of
 from ..graph.wrapper import (
@@ -32,7 +34,7 @@ from ..graph.wrapper import (
     used_inside,
 )
 from ..ops import without_row
-from .divide import Copy
+from .divide import WRITTEN, Copy
 from .expansions import EXPANSIONS
 from .node_facts import elements_read, viewed
 from .rules import RULES
@@ -45,11 +47,12 @@ _WITHOUT_GRADIENT = without_row.FLAT | without_row.LIKE_SELF | without_row.ZEROS
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneType", "DeviceObjType"))
 
 
-def outline(graph: Graph) -> int:
-    """Makes the regions of a graph, which is changed. How many there are."""
+def outline(graph: Graph, is_written: Callable[[Value], bool] = lambda _: False) -> int:
+    """Makes the regions of a graph, which is changed. How many there are. `is_written`: whether the program
+    may write to a value, which its region has to know where it is to keep what it is given."""
     found = [run for block in all_blocks(graph) for run in _runs(block)]
     for run in found:
-        _make(graph, run)
+        _make(graph, run, is_written)
     return len(found)
 
 
@@ -115,7 +118,7 @@ def _holds_tensors(value: Value) -> bool:
 # ---- the nodes
 
 
-def _make(graph: Graph, run: list[Node]) -> None:
+def _make(graph: Graph, run: list[Node], is_written: Callable[[Value], bool]) -> None:
     """Puts a region in the place of the run."""
     own = {v.unique() for node in run for v in outputs(node)}
     given = {v.unique(): v for node in run for v in inputs(node) if v.unique() not in own}
@@ -127,6 +130,8 @@ def _make(graph: Graph, run: list[Node]) -> None:
     for number, value in given.items():
         known[number] = part.addInput()
         known[number].setType(value.type())
+        if is_written(value):
+            known[number].setDebugName(WRITTEN)
     copy = Copy(part, part.return_node(), known)
     for node in run:
         copy.add(node)

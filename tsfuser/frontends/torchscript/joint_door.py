@@ -15,7 +15,7 @@ import torch
 
 from ... import _C, log, options
 from ...errors import Refusal
-from ...graph.effects import remove_dead_code
+from ...graph.effects import Effects, remove_dead_code
 from ...graph.functionalize import functionalize
 from ...graph.passes import no_collection
 from ...graph.types import infer_missing_types
@@ -77,7 +77,8 @@ def _regions(graph: Graph) -> Graph | None:
             _write_chunk(graph, node)
     functionalize(graph)
     remove_dead_code(graph)
-    return graph if outline(graph) else None
+    written = [Effects(graph).is_written] if options.enabled("keep_inputs") else []
+    return graph if outline(graph, *written) else None
 
 
 def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
