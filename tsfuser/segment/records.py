@@ -17,7 +17,7 @@ from functools import cached_property
 from ..ir import size as sz
 from ..ir.code import code
 from ..ir.code import read as read_record
-from ..ir.fusion import PLACES, Axis, Lookup, Op, Random, Reduce, Value
+from ..ir.fusion import PLACES, Axis, Located, Lookup, Op, Random, Reduce, Value
 from ..ir.layout import Room
 from ..ir.size import Size
 from ..ir.values import Window
@@ -110,7 +110,8 @@ class Segment:
     @property
     def name(self) -> str:
         """The name of the kernel, made of the distinct ops in order."""
-        words = list(dict.fromkeys(op.name for op in self.ops if not isinstance(op, PLACES))) or ["copy"]
+        named = [op.name for op in self.ops if not isinstance(op, (*PLACES, Located))]
+        words = list(dict.fromkeys(named)) or ["copy"]
         tail = [f"and_{len(words) - 5}_more"] if len(words) > 6 else words[5:]
         return "_".join(["fused", *words[:5], *tail])
 
