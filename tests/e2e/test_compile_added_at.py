@@ -1,19 +1,23 @@
 """Sums of rows at places that an index names, added by the group that computes the rows."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kit.allocations import allocations
-from kit.programs import kernels, tensor
+from kit.programs import build, kernels, stages, tensor
 from kit.support import assert_matches
 from tsfuser.codegen.emit import source
 from tsfuser.frontends.dynamo import watch
 from tsfuser.frontends.dynamo.groups import added_at
 from tsfuser.frontends.dynamo.tracing import embeddings
+from tsfuser.ir import text
+from tsfuser.ir.verify import verify
 from tsfuser.ops.lookup import add_at
+from tsfuser.segment import records
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 ADD = "tsfuser::add_at"
@@ -174,6 +178,19 @@ def test_large_targets_have_long_indices(rows, index):
     given = tensor(rows, 1024), tensor(50, dtype="int64"), tensor(50, 1024)
     [kernel] = kernels(program, *given)
     assert f"const {index} at_" in source(kernel)
+
+
+def test_its_texts_are_read_back():
+    def program(b, target, places, source):
+        return add_at(b, target, 1, places, b.pointwise("mul", (source, source), source.dtype))
+
+    call, fusion = build(program, tensor(6, 9, 4), tensor(50, dtype="int64"), tensor(6, 50, 4))
+    assert verify(fusion) is None and text.read(str(fusion)) == fusion
+    [stage] = stages(call, fusion)[0]
+    assert records.read(str(stage.segment)) == stage.segment
+    [update] = fusion.updates
+    lost = replace(fusion, ops=tuple(op for op in fusion.ops if op.output != update.at[0]))
+    assert "is added is not defined" in verify(lost)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])
