@@ -17,7 +17,7 @@
 namespace {
 
 constexpr int threads = 8;
-constexpr int requests = 200;  // of each thread
+constexpr int requests = 60;  // of each thread
 
 torch::jit::Module load(const std::string& path, const torch::Device& device) {
   torch::jit::Module module = torch::jit::load(path, device);

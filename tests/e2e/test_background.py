@@ -236,6 +236,7 @@ started.wait(30)
             "True",
         ),
         (
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs of shells ignore it
             "press = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
             "try:\n    threading.Timer(0.3, press).start(); tsfuser.wait()\n"
             "except KeyboardInterrupt:\n    print('interrupted')",

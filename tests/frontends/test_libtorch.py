@@ -29,7 +29,7 @@ embeds = pytest.mark.skipif(bool(STATIC), reason=STATIC)
 #: What CMake reads: no optimisation, which takes a third of the compile.
 QUICK = {"CXXFLAGS": "-O0", "CMAKE_BUILD_TYPE": "None"}
 #: Of each thread of the example, which measures: more than a test needs.
-REQUESTS = "constexpr int requests = 200;"
+REQUESTS = "constexpr int requests = 60;"
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
