@@ -162,6 +162,25 @@ std::vector<torch::jit::GraphFunction*> JointProgram::plain_functions() const {
   return found;
 }
 
+GraphPtr as_joint_program(Graph& graph) {
+  GraphPtr with_regions =
+      takes_joint_functions(graph) && graph.outputs().size() == 1 ? outlined(graph) : nullptr;
+  if (!with_regions) {
+    return nullptr;
+  }
+  auto made = std::make_shared<Graph>();
+  for (const torch::jit::Value* input : graph.inputs()) {
+    made->addInput(input->debugNameBase())->setType(input->type());
+  }
+  auto function = std::make_unique<JointProgram>(graph, std::move(with_regions));
+  Node* call = owned_call(*made, std::move(function), kName, held_name(), made->inputs());
+  made->appendNode(call->input(0)->node());
+  made->appendNode(call);
+  call->output()->setType(graph.outputs()[0]->type());
+  made->registerOutput(call->output());
+  return made;
+}
+
 const JointProgram* joint_program_of(const Graph& graph) {
   for (const Node* node : graph.nodes()) {
     if (const JointProgram* program = owned_by<JointProgram>(node, held_name())) {

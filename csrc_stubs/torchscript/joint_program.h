@@ -60,6 +60,8 @@ class JointProgram final : public OwnedFunction {
 
 // The step of torchscript/prepare.cpp, where it is switched on. Whether the graph is one node now.
 bool call_joint_program(torch::jit::Graph& graph, const torch::jit::Node* first);
+// A graph that is such a call of that one, which nobody has shown to torch; null where it has no regions.
+std::shared_ptr<torch::jit::Graph> as_joint_program(torch::jit::Graph& graph);
 // The program that the graph is a call of; null for other graphs.
 const JointProgram* joint_program_of(const torch::jit::Graph& graph);
 // Whether graphs become such calls; returns the state before.

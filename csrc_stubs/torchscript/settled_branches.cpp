@@ -3,6 +3,7 @@
 #include "torchscript/settled_branches.h"
 #include "graph/memory.h"
 #include "group/failures.h"
+#include "torchscript/joint_program.h"
 #include "torchscript/kept_writes.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -326,6 +327,9 @@ void SettledBranches::make_known(const Words& words, Choice choice) {
   MadeFunction made = is_new ? without_branches(choice.branches) : nullptr;
   if (made && choice.training) {
     record_joins(*made->graph());
+    if (auto program = as_joint_program(*made->graph())) {
+      made = function_of(std::move(program));
+    }
   }
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   if (known_.size() >= kMostFacts) {

@@ -81,12 +81,12 @@ def train(function, inputs, calls=CALLS):
 
 def all_graphs(scripted):
     """The optimised graphs of a scripted function: of its plan, and forward and backward of differentiable
-    graphs, and of fallbacks that ran. Each as a torch._C.Graph."""
+    graphs, and of fallbacks that ran; of packed joint graphs also the node. Each as a torch._C.Graph."""
     found = []
 
     def visit(state):
         for plan in plans_of(state):
-            found.append(plan.graph)
+            found.extend([plan.graph, *_C.joint_graphs(plan.code)])
             for both in _C.differentiable_states(plan.code):
                 for inner in both:
                     if inner is not None:  # what no call has run has no plan

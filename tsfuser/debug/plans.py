@@ -32,5 +32,5 @@ def plans_of(state: Any) -> Iterator[Any]:
             yield plan
         elif program is not None and _C.joint_graphs(plan.code):
             yield Outlined(program[1], plan.code)
-        for inner in [*(settled or ()), *_C.joint_states(plan.code)]:
+        for inner in _C.joint_states(plan.code) if settled is None else settled:
             yield from plans_of(inner)
