@@ -125,8 +125,11 @@ class DirectBackward : public torch::autograd::Node {
     if (C10_UNLIKELY(graph_->is_joint_ && std::none_of(gradients.begin(), gradients.end(), is_defined))) {
       return variable_list(graph_->differentiated_.size());
     }
-    const bool again = graph_->is_joint_ && graph_->runs_again(gradients);
-    const Missing missing = graph_->is_joint_ ? zeros_for_missing(gradients, again) : Missing();
+    const bool is_exact = graph_->is_joint_ && graph_->leading_again_.empty();
+    const bool again =
+        graph_->is_joint_ && (graph_->runs_again(gradients) || (is_exact && lacks_some(gradients)));
+    const Missing missing =
+        graph_->is_joint_ && !(again && is_exact) ? zeros_for_missing(gradients, again) : Missing();
     Stack stack;
     stack.reserve(gradients.size() + places_.size() + 16);
     for (at::Tensor& gradient : gradients) {
@@ -165,6 +168,15 @@ class DirectBackward : public torch::autograd::Node {
 
  private:
   using Missing = DirectGraph::Missing;
+
+  // Whether a gradient of a result is missing.
+  bool lacks_some(const variable_list& gradients) const {
+    bool found = false;
+    for (size_t i = 0; i < graph_->result_gradients_; ++i) {
+      found |= !gradients[i].defined() && graph_->gradients_[i] >= 0;
+    }
+    return found;
+  }
 
   // Which gradients are missing; empty if none is. They become zeros. Those of saved values are read in
   // second derivatives only.
@@ -244,7 +256,9 @@ void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> progr
   is_joint_ = is_joint(node);
   static const auto again = c10::Symbol::attr("again");
   if (is_joint_) {
-    plain_backward_ = std::make_unique<torch::jit::Code>(node.g(again), "");
+    const auto lowered = node.g(again)->copy();
+    torch::jit::LowerGradOf(*lowered);
+    plain_backward_ = std::make_unique<torch::jit::Code>(lowered, "");
     leading_ = node.is(c10::Symbol::attr("leading"));
     leading_again_ = node.is(c10::Symbol::attr("leading_again"));
   } else if (may_lack_gradients(*backward->block())) {

@@ -365,3 +365,15 @@ def test_an_input_that_the_program_writes_to_is_not_kept():
         for _ in range(4):
             got = torch.autograd.grad(scripted(x * 1.0, w).sum(), (x, w))
     torch.testing.assert_close(got, torch.autograd.grad(f(x * 1.0, w).sum(), (x, w)))
+
+
+def test_a_missing_gradient_is_no_zero_where_a_derivative_is_infinite():
+    def f(x):
+        return torch.cos(x * 1.5) * 2.0, torch.log(x) * 3.0
+
+    scripted, x = fresh(f), torch.tensor([0.0, 1.0, -1.0], requires_grad=True)
+    with tsfuser.fuser():
+        for k in (0, 1, 0, 1):
+            (got,) = torch.autograd.grad(scripted(x)[k].sum(), x)
+            torch.testing.assert_close(got, torch.autograd.grad(f(x)[k].sum(), x)[0])
+    assert is_packed(scripted, x)

@@ -13,8 +13,9 @@ the cut has made. Where gradients are on in the backward, another one runs inste
 gradient itself. That comes in part through saved values, which are further results with gradients, as in
 torch's own differentiable graphs; where there is such a gradient, `again` runs, too.
 
-Both get zeros for a gradient that is missing while others are there (csrc_stubs/torchscript/direct.cpp).
-`leading` and `leading_again` say which gradients there are none of then.
+Where a gradient of a result is missing while others are there, `again` runs as well, and leaves out what only
+the missing ones lead to (partial.py). Where it cannot, and for saved values, both get zeros for missing ones
+(csrc_stubs/torchscript/direct.cpp); `leading` and `leading_again` say which gradients there are none of then.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from .divide import Copy, Cut, part
 from .example_types import note_types
 from .expansions import expand
 from .norms import keep_no_statistics, read_for_statistics
+from .partial import partial
 from .passes import divide
 from .reverse import reverse
 from .roles import Roles
@@ -188,6 +190,7 @@ def _leading(way: Cut, again: Cut) -> list[int]:
 def _packed(parts: Cut, again: Cut) -> Graph:
     graph, made = Graph(), graph_outputs(parts.forward)[: parts.results]
     backward, other = (_backward(way, parts, again) for way in (parts, again))
+    exact = partial(other, len(again.asked))
     given = [_input(graph, v) for v in graph_inputs(parts.forward)]
     node = graph.create(PACKED, given, parts.results).insertBefore(graph.return_node())
     for value, result in zip(outputs(node), made):
@@ -199,9 +202,9 @@ def _packed(parts: Cut, again: Cut) -> Graph:
     node.i_("joint", 1)
     node.g_("Subgraph", parts.forward)
     node.g_("ReverseSubgraph", backward)
-    node.g_("again", other)
+    node.g_("again", exact or other)
     node.is_("leading", _leading(parts, again))
-    node.is_("leading_again", _leading(again, again))
+    node.is_("leading_again", [] if exact else _leading(again, again))
     node.i_("f_real_outputs", parts.results)
     node.is_("df_input_vjps", list(again.asked))
     node.is_("df_input_captured_inputs", list(parts.saved_inputs))
