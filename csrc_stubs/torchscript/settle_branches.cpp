@@ -185,8 +185,11 @@ void end_behind(Block* block, Node* last) {
   destroy_behind(block, last ? last : begin->prev());
 }
 
-// Has the blocks around the node end behind it.
+// Has the blocks around the node end behind it. Its own, which torch has not come to, do nothing.
 void end_blocks_behind(Node* last) {
+  for (Block* block : last->blocks()) {
+    end_behind(block, nullptr);
+  }
   while (Node* around = last->owningBlock()->owningNode()) {
     const auto blocks = around->blocks();
     auto own = std::find(blocks.begin(), blocks.end(), last->owningBlock());

@@ -377,3 +377,15 @@ def test_a_missing_gradient_is_no_zero_where_a_derivative_is_infinite():
             (got,) = torch.autograd.grad(scripted(x)[k].sum(), x)
             torch.testing.assert_close(got, torch.autograd.grad(f(x)[k].sum(), x)[0])
     assert is_packed(scripted, x)
+
+
+def test_a_program_that_begins_with_a_loop_that_writes_to_a_list():
+    def f(x: Tensor, n: int):
+        flags, y = [False, False], x
+        for _ in range(n):
+            flags[0] = not flags[0]
+            y = torch.sin(y) * 2.0
+        return y * 3.0 if flags[0] else y + 1.0
+
+    scripted, (x,) = fresh(f), leaves((4, 4))
+    assert_as_eager(scripted, f, (x,), 3)
