@@ -91,7 +91,7 @@ ALLOWED = {
         "native_layer_norm batch_norm to",
         "the norms that it writes out, and the nodes that it makes",
     ),
-    "tsfuser/joint/roundings.py": ("rounded", "the nodes that it makes"),
+    "tsfuser/graph/roundings.py": ("rounded", "the nodes that it makes"),
     "tsfuser/joint/seeds.py": (
         "dropout_seed dropout_mask native_dropout native_dropout_backward",
         "the nodes that it makes, and of which",
