@@ -65,10 +65,15 @@ def last_executed() -> torch._C.Graph:
 
 
 def _packed(parent: Any) -> list[torch._C.Graph]:
-    """The graphs that joint graphs have been made of (joint_door.py)."""
+    """The graphs that joint graphs have been made of (joint_door.py), with what their executors have made."""
     state = parent.get_debug_state() if hasattr(parent, "get_debug_state") else None
     plans = list(state.execution_plans.values()) if state is not None else []
-    return [graph for plan in plans for graph in _C.joint_graphs(plan.code)]
+    found = []
+    for plan in plans:
+        for graph, states in zip(_C.joint_graphs(plan.code), _C.differentiable_states(plan.code)):
+            found.append(graph.copy())
+            _show_forwards(found[-1], [states])
+    return found
 
 
 def _may_train(parent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -106,10 +111,14 @@ def _shown(found: tuple | None, otherwise: torch._C.Graph) -> torch._C.Graph:
     if _C.joint_program(plans[0].graph) is not None:
         return _without_gradients(plans[0].graph)
     graph = plans[0].graph.copy()
+    _show_forwards(graph, _C.differentiable_states(plans[0].code))
+    return graph
+
+
+def _show_forwards(graph: torch._C.Graph, states: Sequence[tuple]) -> None:
+    """Has differentiable graphs show what their executors have made of the forward."""
     nodes = graph.findAllNodes("prim::DifferentiableGraph", True)
-    states = _C.differentiable_states(plans[0].code)
     for node, (forward, _) in zip(nodes, states) if len(nodes) == len(states) else ():
         inner = list(forward.execution_plans.values()) if forward is not None else []
         if len(inner) == 1:
             node.g_("Subgraph", inner[0].graph)
-    return graph
