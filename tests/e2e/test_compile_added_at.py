@@ -193,6 +193,20 @@ def test_its_texts_are_read_back():
     assert "is added is not defined" in verify(lost)
 
 
+def test_the_kernel_that_adds_is_the_last_one():
+    """Where one before it fails, the zeros are still zeros, to which the group's ops add then."""
+
+    def program(b, target, places, source):
+        doubled = b.pointwise("add", (source, source), source.dtype)
+        result = add_at(b, target, 0, places, doubled)
+        total = b.reduce("sum", "sum", doubled, [0], False, source.dtype)
+        return result, doubled, b.pointwise("exp", (total,), source.dtype)
+
+    found, _ = stages(*build(program, tensor(60, 512), tensor(5000, dtype="int64"), tensor(5000, 512)))
+    adds = [any(buffer.at for buffer in stage.segment.stores) for stage in found]
+    assert len(adds) > 1 and adds == [False] * (len(adds) - 1) + [True]
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])
 def test_special_values(device, value):
     x, w, source, target = graph(device, 6, 30, 8)

@@ -319,6 +319,24 @@ def test_what_is_saved_has_gaps_only_where_no_stride_is_read(device, how):
     assert ((64, 1) in strides) == (how == "none")
 
 
+def test_what_the_program_gets_a_view_of_is_not_saved_once_more(device):
+    """With gaps it would have memory of its own."""
+
+    def program(x, w):
+        y = x @ w
+        return Looks.apply(y, "none").sum() * 0.5, y.view(2, 12, 57)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="tsfuser")
+    leaves = [torch.randn(s).to(device).half().requires_grad_() for s in ((24, 32), (32, 57))]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda v: saved.append(v) or v, lambda v: v):
+        loss, view = compiled(*leaves)
+    [product] = [v for v in saved if v.shape == (24, 57)]
+    assert product.data_ptr() == view.data_ptr() and view.is_contiguous()
+    loss.backward()
+
+
 @pytest.mark.parametrize("rows, buffers", [(24, 1), (23, 2)])
 def test_what_has_room_is_written_over_a_result_with_gaps(device, rows, buffers):
     """Where that is as large in memory: behind 23 rows it has no zeros."""

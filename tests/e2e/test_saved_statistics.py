@@ -28,7 +28,12 @@ def behind_views(x: Tensor, b: Tensor, w: Tensor):
     return h, F.layer_norm(h.reshape(4, 2, 2).transpose(0, 1), [2], w, w).sin()
 
 
-@pytest.mark.parametrize("program", [layer, inside, behind_views], ids=lambda f: f.__name__)
+def joined(x: Tensor, b: Tensor, w: Tensor):
+    h = (x + b) * 1.0
+    return h, F.layer_norm(torch.cat([h, h]), [2], w, w).sin()
+
+
+@pytest.mark.parametrize("program", [layer, inside, behind_views, joined], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_row_of_two_elements_has_no_gradient(device, dtype, program):
     large = 1024.0 if dtype is torch.float16 else 256.0

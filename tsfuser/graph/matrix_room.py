@@ -140,13 +140,12 @@ def _product(node: Node) -> _Product | None:
         return None
     if facts(a.type()).dtype != facts(b.type()).dtype:
         return None
-    if 2 * prod(shape(a)[0]) * shape(b)[0][1] < operand_room.LEAST:
-        return None
     bias = node.inputsAt(0) if places == (1, 2) else None
     if bias is not None and not _is_row(bias, node):
         return None
     left, right = _operand(a, "mk"), _operand(b, "kn")
-    return _Product(node, left, right, bias) if left and right else None
+    product = _Product(node, left, right, bias) if left and right else None
+    return product if product and product.operations >= operand_room.LEAST else None
 
 
 def _is_narrow_matrix(value: Value) -> bool:

@@ -15,11 +15,11 @@ What is not saved stays unrounded in forward and backward, which is nearer to th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..ir.dtypes import NARROW
 from .rows import row_of
-from .wrapper import Graph, Node, Value, facts, insert, is_tensor, outputs
+from .wrapper import LIST, Graph, Node, Value, facts, insert, is_tensor, outputs
 
 _MAY_BE_NARROW = {None, *(dtype.name for dtype in NARROW)}
 _ROUNDED = "tsfuser::rounded"
@@ -34,11 +34,13 @@ def round_saved(graph: Graph, saved: Iterable[Value]) -> None:
             and facts(value.type()).dtype in _MAY_BE_NARROW
             and row_of(value.node()) is not None
         ):
-            _round(graph, value)
+            round_for(graph, value, leads_to_statistics)
 
 
-def _round(graph: Graph, value: Value) -> None:
-    readers = {use.user for use in value.uses() if _leads_to_statistics(use.user)}
+def round_for(graph: Graph, value: Value, is_for: Callable[[Node], bool]) -> None:
+    """Has those of its readers that `is_for` names read the value rounded; what stores it rounds it."""
+    readers = {use.user for use in value.uses() if use.user.kind() != "prim::Return"}
+    readers = {node for node in readers if is_for(node)}
     if readers:
         first = insert(graph, value.node(), _ROUNDED, [value])
         first.moveAfter(value.node())
@@ -47,15 +49,15 @@ def _round(graph: Graph, value: Value) -> None:
             reader.replaceInputWith(value, first.output())
 
 
-def _leads_to_statistics(reader: Node) -> bool:
+def leads_to_statistics(reader: Node) -> bool:
     """Whether reductions and norms depend on what the node computes, or are it, before anything stores it."""
     seen, waiting = set[Node](), [reader]
     while waiting:
         node = waiting.pop()
         row = row_of(node)
-        if node in seen or row is None:
+        if node in seen or (row is None and node.kind() != LIST):
             continue
-        if not (row[0].smooth or row[0].is_view):
+        if row is not None and not (row[0].smooth or row[0].is_view):
             return True
         seen.add(node)
         waiting += [use.user for value in outputs(node) for use in value.uses()]

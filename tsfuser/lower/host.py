@@ -16,6 +16,7 @@ from . import index as ix
 from .combine import COMBINATIONS
 from .index import Const, Expr, Var
 from .loop_ir import Accumulate, Accumulator, Body, Compute, Draw, For, Let, Load, Stmt, Uniform
+from .rounds import in_two
 from .traverse import defined, rewrite_indices, statements, with_bodies, without_guards
 
 
@@ -55,17 +56,7 @@ def _peeled(loop: For, known: dict[Expr, Let]) -> list[Stmt]:
                 bounds[c] = ix.div(ix.sub(c.b, start), lanes.extent)
     if not bounds:
         return [loop]
-    whole: Expr = loop.extent
-    for count in bounds.values():
-        whole = ix.minimum(whole, count)
-    made: list[Stmt] = []
-    if whole not in known:
-        known[whole] = Let(f"{loop.var}_whole{len(known) + 1 if known else ''}", "int64_t", whole)
-        made.append(known[whole])
-    done = Var(known[whole].name)
-    rest = tuple(rewrite_indices(s, {loop.var: ix.add(done, Var(loop.var))}) for s in loop.body)
-    first = replace(loop, extent=done, body=without_guards(loop.body, set(bounds)))
-    return [*made, first, replace(loop, extent=ix.sub(loop.extent, done), body=rest)]
+    return in_two(loop, bounds.values(), without_guards(loop.body, set(bounds)), known)
 
 
 FLOAT_ADDITIONS = 16  # to an accumulator of float, before it is added to one of double

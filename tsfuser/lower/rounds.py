@@ -15,7 +15,7 @@ A bound costs two instructions at each use, and has each load wait for a branch:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -48,18 +48,26 @@ def _cut(loop: For, row: _Row, known: dict[Expr, Let], ctype: str) -> list[Stmt]
     bounds, counts = row.bounds(), row.counts()
     if not bounds and not counts:
         return [loop]
+    body = _without_counts(without_guards(loop.body, set(bounds)), counts.keys())
+    rounds = (*bounds.values(), *counts.values())
+    return in_two(replace(loop, ctype=ctype), rounds, body, known)
+
+
+def in_two(loop: For, rounds: Iterable[Expr], body: Body, known: dict[Expr, Let]) -> list[Stmt]:
+    """The loop as two: of as many rounds as each of `rounds` allows, with this `body`, and of those that are
+    left. `known`: by their value the numbers of rounds that have names."""
     whole: Expr = loop.extent
-    for count in (*bounds.values(), *counts.values()):
+    for count in rounds:
         whole = ix.minimum(whole, count)
     made: list[Stmt] = []
     if whole not in known:
-        known[whole] = Let(f"{loop.var}_whole{len(known) + 1 if known else ''}", ctype, whole)
+        name = f"{loop.var}_whole{len(known) + 1 if known else ''}"
+        known[whole] = Let(name, loop.ctype or "int64_t", whole)
         made.append(known[whole])
     done = Var(known[whole].name)
     rest = tuple(rewrite_indices(s, {loop.var: ix.add(done, Var(loop.var))}) for s in loop.body)
-    body = _without_counts(without_guards(loop.body, set(bounds)), counts.keys())
-    last = replace(loop, extent=ix.sub(loop.extent, done), body=rest, ctype=ctype)
-    return [*made, replace(loop, extent=done, body=body, ctype=ctype), last]
+    first = replace(loop, extent=done, body=body)
+    return [*made, first, replace(loop, extent=ix.sub(loop.extent, done), body=rest)]
 
 
 class _Row:

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ....graph.rows import row_of
-from ....graph.wrapper import GROUP, Graph, Node, Value, facts, inputs, is_tensor, outputs
+from ....graph.roundings import leads_to_statistics, round_for
+from ....graph.wrapper import GROUP, Graph, Value, facts, inputs, is_tensor, outputs
 from ....ir.dtypes import NARROW
 from ..fx.recomputed import name_in
 
@@ -49,7 +49,7 @@ class Roundings:
             chosen = _stored(group) | _measured(group)
             for value in _narrow_values(group):
                 if value.unique() in chosen:
-                    _round(group, value, _leads_to_statistics)
+                    round_for(group, value, leads_to_statistics)
                 elif name_in(value) not in in_memory:
                     self._unrounded.add(name_in(value))
 
@@ -58,7 +58,7 @@ class Roundings:
         for group in _groups(graph):
             for value in _narrow_values(group):
                 if name_in(value) and name_in(value) not in self._unrounded:
-                    _round(group, value, lambda reader: True)
+                    round_for(group, value, lambda reader: True)
 
 
 def _groups(graph: Graph) -> list[Graph]:
@@ -87,30 +87,3 @@ def _measured(group: Graph) -> set[int]:
         if any(_is_narrow(value) and value.unique() in returned for value in outputs(node)[1:]):
             found.add(inputs(node)[0].unique())
     return found
-
-
-def _round(group: Graph, value: Value, is_for: Callable[[Node], bool]) -> None:
-    """Has other nodes of the group read `value` rounded. What stores it rounds it anyway."""
-    readers = {use.user for use in value.uses() if use.user.kind() != "prim::Return"}
-    readers = {node for node in readers if is_for(node)}
-    if readers:
-        node = group.create("tsfuser::rounded", [value], 1)
-        node.insertAfter(value.node())
-        node.output().setType(value.type())
-        for reader in readers:
-            reader.replaceInputWith(value, node.output())
-
-
-def _leads_to_statistics(reader: Node) -> bool:
-    """Whether other ops than elementwise ones and views depend on what the node computes, or are it."""
-    seen, waiting = set(), [reader]
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node.kind() == "prim::Return":
-            continue
-        row = row_of(node)
-        if row is None or not (row[0].smooth or row[0].is_view):
-            return True
-        seen.add(node)
-        waiting += [use.user for value in outputs(node) for use in value.uses()]
-    return False
