@@ -19,7 +19,7 @@ from tsfuser.ir.verify import verify
 from tsfuser.ops.lookup import add_at
 from tsfuser.segment import records
 
-pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
+pytestmark = [pytest.mark.usefixtures("fused_or_error")]
 ADD = "tsfuser::add_at"
 
 

@@ -11,7 +11,7 @@ from kit.support import assert_matches
 from tsfuser.codegen.emit import source
 from tsfuser.schedule.machine import GPU
 
-pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
+pytestmark = [pytest.mark.usefixtures("fused_or_error")]
 ROWS = 2 * GPU.multiprocessors  # from which on a block has a row of its own
 
 

@@ -40,8 +40,14 @@ DEVICE void add_lanes(float* pointer, const vec<float, 2>& value) {
 
 #else
 
+#if defined(TSFUSER_RACES)  // an addition is no race, and fiber_races.h does not know the compiler's atomics
+#define ADDITION static UNCHECKED
+#else
+#define ADDITION DEVICE
+#endif
+
 template <class T>
-DEVICE void add_at(T* pointer, T value) {
+ADDITION void add_at(T* pointer, T value) {
   T old, sum;
   __atomic_load(pointer, &old, __ATOMIC_RELAXED);
   do {
