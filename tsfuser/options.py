@@ -73,9 +73,9 @@ ENABLE = {
     "eager_random": "Random numbers in groups on CUDA are eager's, bit for bit. On the CPU, random ops are "
     "left to torch.",
     "fast_math": "On CUDA, all ops of float32 have their fast forms ([which](ops.md#fast-forms)).",
-    "keep_inputs": "Scripted training keeps tensors that the program is given, instead of what eager keeps, "
-    "where then less is written and read: of `gelu(x + bias)` x, and not the sum. To write to such a tensor "
-    "before the backward raises torch's error, as it does with torch.compile.",
+    "keep_inputs": "Scripted training keeps tensors that the program is given, instead of those that eager "
+    "keeps, where then less is written and read: of `gelu(x + bias)` x, and not the sum. To write to such a "
+    "tensor before the backward raises torch's error, as it does with torch.compile.",
     "joint_graph": "Experimental: straight runs of ops in scripted functions and modules are "
     "differentiated by tsfuser's own rules instead of TorchScript's autodiff. What the rules cannot take "
     "stays as it is.",

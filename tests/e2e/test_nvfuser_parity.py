@@ -6,7 +6,7 @@ import torch
 import tsfuser
 from kit.support import assert_matches, fuse, groups, kinds, script
 from tsfuser.ops import table
-from tsfuser.ops.table import NodeArg
+from tsfuser.ops.trials import NodeArg
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
 

@@ -19,8 +19,8 @@ from tsfuser.graph.passes import Pass
 from tsfuser.graph.passes import run as run_passes
 from tsfuser.graph.wrapper import GROUP, GUARD
 from tsfuser.grouping.support import Refusals
-from tsfuser.ops import table
-from tsfuser.ops.table import NodeArg
+from tsfuser.ops import table, trials
+from tsfuser.ops.trials import NodeArg
 
 pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 
@@ -296,7 +296,7 @@ def returns_operand(row, schema, dtype):
     answers["List[int]"] = NodeArg("list", constant=(1,))
     answers |= {name: NodeArg("number", "int", None, 1) for name in ("number", "int", "float", "bool")}
     args = {a.name: answers.get(str(a.real_type.annotation_str), NodeArg("none")) for a in schema.arguments}
-    trial = table._trial(row, tuple(sorted(args.items())), CPU, table.FLOAT, None)
+    trial = trials._trial(row, tuple(sorted(args.items())), CPU, table.FLOAT, None)
     if trial is None:
         return False
     builder, values = trial

@@ -11,8 +11,8 @@ import tsfuser
 from kit.support import fuse, no_fallback, script
 from tsfuser import options
 from tsfuser.ir.dtypes import DTYPES
-from tsfuser.ops import table
-from tsfuser.ops.table import NodeArg
+from tsfuser.ops import table, trials
+from tsfuser.ops.trials import NodeArg
 from tsfuser.planning import stored_plans, stored_trials
 
 MATRIX = NodeArg("tensor", "float32", 2)
@@ -25,16 +25,16 @@ def again(monkeypatch):
 
     def start():
         tried = []
-        table._infer.cache_clear()
-        monkeypatch.setattr(table, "OUTCOMES", {})
-        monkeypatch.setattr(stored_trials, "OUTCOMES", table.OUTCOMES)
+        trials.infer.cache_clear()
+        monkeypatch.setattr(trials, "OUTCOMES", {})
+        monkeypatch.setattr(stored_trials, "OUTCOMES", trials.OUTCOMES)
         monkeypatch.setattr(stored_trials, "_seen", {})
-        monkeypatch.setattr(table, "_tried", lambda row, *rest: tried.append(row.name) or try_(row, *rest))
+        monkeypatch.setattr(trials, "try_", lambda row, *rest: tried.append(row.name) or try_(row, *rest))
         return tried
 
-    try_ = table._tried
+    try_ = trials.try_
     yield start
-    table._infer.cache_clear()
+    trials.infer.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_a_file_has_the_latest_outcomes(again, monkeypatch):
     stored_trials.keep()
     again()
     stored_trials.read()
-    assert sorted(key.partition("float32 ")[2][0] for key in map(_arguments, table.OUTCOMES)) == ["3", "4"]
+    assert sorted(key.partition("float32 ")[2][0] for key in map(_arguments, trials.OUTCOMES)) == ["3", "4"]
 
 
 def _arguments(key):
@@ -144,7 +144,7 @@ def _arguments(key):
 def test_arguments_are_told_apart(first, second):
     row = table.find("aten::relu")
     keys = {
-        table._trial_key(row, (("self", NodeArg(**{"kind": "number", **fields})),), "cpu", DTYPES["float32"])
+        trials._trial_key(row, (("self", NodeArg(**{"kind": "number", **fields})),), "cpu", DTYPES["float32"])
         for fields in (first, second)
     }
     assert len(keys) == 2
@@ -156,13 +156,13 @@ def test_rows_devices_and_default_dtypes_are_told_apart():
     single, double = DTYPES["float32"], DTYPES["float64"]
     asked = [(relu, args, "cpu", single), (negative, args, "cpu", single), (relu, args, "cuda:0", single),
              (relu, args, "cpu", double)]  # fmt: skip
-    assert len({table._trial_key(*what) for what in asked}) == 4
+    assert len({trials._trial_key(*what) for what in asked}) == 4
 
 
 def test_a_row_of_somebody_else_is_not_kept(again):
     again()
     other = replace(table.find("aten::relu"), dtypes=("float64",))
     assert "not supported" in other.refusal({"self": MATRIX}, "cpu")
-    assert table.OUTCOMES == {}
+    assert trials.OUTCOMES == {}
     assert table.find("aten::relu").refusal({"self": MATRIX}, "cpu") is None
-    assert len(table.OUTCOMES) == 1
+    assert len(trials.OUTCOMES) == 1

@@ -15,7 +15,8 @@ from tsfuser.ir.fusion import Pointwise, Reduce
 from tsfuser.ir.symbols import find as find_symbol
 from tsfuser.ops import table, unsupported
 from tsfuser.ops.elementwise import fit, round_number, rounded
-from tsfuser.ops.table import UNKNOWN, NodeArg, find
+from tsfuser.ops.table import find
+from tsfuser.ops.trials import UNKNOWN, NodeArg
 
 ROWS = list(table.all_rows())
 

@@ -152,7 +152,7 @@ def _assign(ctype: str, name: str, value: str) -> list[str]:
 
 
 def _constant(ctype: str) -> str:
-    """The type of what is computed once; a pointer to constants stays as it is."""
+    """The type of a value that is computed once; a pointer to constants stays as it is."""
     return ctype if ctype.startswith("const ") else f"const {ctype}"
 
 

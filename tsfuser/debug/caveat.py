@@ -17,7 +17,7 @@ from .isolate import IsolatedScript
 from .plans import plans_of
 
 _lock = threading.Lock()
-_told: set[int] = set()  # registry: hashes of what the user was warned of
+_told: set[int] = set()  # registry: hashes of the warnings that were given
 
 
 def caveat(isolated: IsolatedScript, fused: bool) -> str:

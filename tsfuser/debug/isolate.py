@@ -25,7 +25,7 @@ _WANTED = 'what torch.jit.script or torch.compile(..., backend="tsfuser") has re
 
 @dataclass
 class Isolated:
-    """`call` runs a program on the copied modules of `owner`, and on copies of what was `given`."""
+    """`call` runs a program on the copied modules of `owner`, and on copies of the arguments `given`."""
 
     name: str
     owner: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Isolated:
         self._gradients: dict[tuple, torch.Tensor] = {}
 
     def arguments(self) -> list[Any]:
-        """Copies of what was given, for one step."""
+        """Copies of the arguments, for one step."""
         return clones(self.given)
 
     def step(

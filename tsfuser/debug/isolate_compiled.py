@@ -49,7 +49,7 @@ def compiled(fn: Any) -> Any:
 
 @contextlib.contextmanager
 def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[IsolatedCompiled]:
-    """A copy of what `compiled` returned. Within the block torch's random generators go their own way.
+    """A copy of the compiled function. Within the block torch's random generators go their own way.
     Raises TypeError where another backend than tsfuser compiles it."""
     from torch._dynamo.eval_frame import innermost_backend
 
@@ -214,7 +214,7 @@ def _with_code_of_its_own(function: types.FunctionType) -> types.FunctionType:
 
 @contextlib.contextmanager
 def _left_as_found(backend: Callable[..., Any]) -> Iterator[None]:
-    """Behind the block torch knows nothing of what `backend` compiled in it, and of sizes that came."""
+    """After the block torch has forgotten the graphs that `backend` compiled in it, and their sizes."""
     from torch._dynamo import convert_frame, guards, pgo
     from torch._dynamo.eval_frame import innermost_backend
 

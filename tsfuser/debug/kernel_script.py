@@ -82,7 +82,7 @@ _IMPORTS = "\nfrom __future__ import annotations\n\n"
 
 
 def _code() -> str:
-    """`standalone` without its docstring, its first import and the declarations of what is known."""
+    """`standalone` without its docstring, its first import and the variables that each script sets."""
     text = Path(standalone.__file__).read_text()
     text = text.split("from __future__ import annotations\n", 1)[1]
     return re.sub(r"^[A-Z]+: \w+ = .*\n", "", text, flags=re.M)

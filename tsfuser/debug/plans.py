@@ -1,6 +1,6 @@
 """What torch has made of a scripted function: the plans that its calls run.
 
-In: the debug state of a function or an executor. Out: its plans, and those of what stands for it where its
+In: the debug state of a function or an executor. Out: its plans, and those of the copies that run where its
 branches are settled (csrc_stubs/torchscript/settled_branches.h): there a plan is a single node, which runs
 other functions. The same where joint graphs differentiate it (joint_program.h).
 Example:

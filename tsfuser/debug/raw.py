@@ -200,8 +200,8 @@ class Planned:
 
     def packed(self) -> tuple[bytes, list[tuple[int, str, int]]]:
         """The struct for the call that was explained, without addresses, and for each of these where it
-        belongs, and what it is of: the number of an `input`, or of what the plan allocates (`made`; `cleared`
-        before the launch), or a `flag`."""
+        belongs, and which memory it is of: the number of an `input`, or of an allocation of the plan (`made`;
+        `cleared` before the launch), or a `flag`."""
         struct, addresses = self._struct(), []
         numbers = tuple(1 if number is None else number for number in self.numbers)
         for p, offset in zip(self.kernel.params, struct_layout(self.kernel.params)[0]):

@@ -47,7 +47,7 @@ from .raw import Made, Planned
 from .source import Sources
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
-#: Of lists, of forks, of what a batch norm is given, of layouts: nothing is computed.
+#: Nodes of lists, forks, a batch norm's arguments and layouts: they compute nothing.
 _HANDED_ON = (
     "aten::__getitem__",
     "aten::wait",
@@ -70,7 +70,7 @@ class Items:
         self.edges: set[tuple[int, int]] = set()
 
     def add(self, item: Group | Node | Part, fed: Makers) -> Makers:
-        """The makers of what the new item, which reads values of the makers `fed`, makes."""
+        """Adds an item that reads values of the makers `fed`, and returns the makers of its results."""
         self.items.append(item)
         here = len(self.items) - 1
         self.edges.update((source, here) for source in fed)

@@ -19,11 +19,11 @@ import torch
 
 DEVICE: str = "cpu"
 INPUTS: list = []  # a number, or dtype, sizes and strides of a tensor
-MADE: list = []  # dtype, sizes, strides, and elements of the memory or None, of what the kernels write
+MADE: list = []  # each tensor that kernels write: dtype, sizes, strides, and elements of its memory or None
 RESULTS: list = []  # pairs: of a result of the graph and of its place in MADE
 LAUNCHES: list = []  # name, source, grid, block, shared memory, arguments, and places of addresses in them
 COMPILER: list = []  # for CPU tensors: the command, without files; for CUDA the options of NVRTC
-HEADERS: dict = {}  # name and text of what the sources include
+HEADERS: dict = {}  # name and text of the headers that the sources include
 GRAPH: str = ""
 NEAR: float = 0.0  # how far apart the results may be, relatively, or absolutely where they are small
 RANDOM: bool = False  # the graph draws numbers

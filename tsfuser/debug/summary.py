@@ -36,7 +36,7 @@ class CostlyOp(NamedTuple):
 
 
 def is_network(findings: Findings) -> bool:
-    """Whether there is so much that lists of what costs most help."""
+    """Whether the report is so long that lists of the most expensive kernels and ops help."""
     places = {(node.place, node.reason) for node in findings.left_out}
     return len(findings.kernels) > _NETWORK or len(places) > _NETWORK
 

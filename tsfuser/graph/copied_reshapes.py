@@ -129,7 +129,7 @@ def _hands_out(reader: Node, but: Node | None) -> bool:
 
 
 def _is_whole(value: Value) -> bool:
-    """Whether the value has all elements of what it is a view of, as far as the graph shows."""
+    """Whether the value has all elements of its base, as far as the graph shows."""
     maker = value.node()
     found = row_of(maker)
     if found is None or not (found[0].is_view or may_return_operand(maker)):

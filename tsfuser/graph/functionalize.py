@@ -105,7 +105,7 @@ def functionalize(graph: Graph) -> Graph:
     if not wanted or Effects(graph).misled:
         return graph
     changed = True
-    while changed:  # the types of what was rewritten decide about what follows
+    while changed:  # later rewrites depend on the types of earlier ones
         knowledge = Knowledge()
         nodes = [node for block in all_blocks(graph) for node in nodes_of(block, kinds)]
         nodes = [
@@ -154,7 +154,7 @@ def _fill(graph: Graph, node: Node) -> None:
 
 
 def _cast_to_target(graph: Graph, node: Node) -> None:
-    """Readers of a functional op read its result in the dtype of what the in-place op wrote to. The profiled
+    """Readers of a functional op read its result in the dtype of the in-place op's target. The profiled
     operands have one dtype; those of a later call may have several."""
     cast = graph.create(AS_WRITTEN, [node.output(), node.inputsAt(0)], 1)
     cast.copyMetadata(node)

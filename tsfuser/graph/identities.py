@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from ..ir.dtypes import DTYPES
-from ..ops.table import UNKNOWN
+from ..ops.trials import UNKNOWN
 from .effects import may_return_operand
 from .rows import row_of
 from .wrapper import Node, Value, constant_of, facts, is_constant, is_tensor, schema

@@ -125,7 +125,7 @@ def _insert_behind(graph: Graph, maker: Node, value: Value) -> Node:
 
 
 def drop_copies(graph: Graph, kinds: Sequence[str] = (PACKED, WITH_ROOM)) -> None:
-    """Drops the copies, outside of groups, of what lay row by row: their readers read that."""
+    """Drops copies, outside of groups, of tensors that were row-major already: their readers read these."""
     for block in all_blocks(graph):
         for node in nodes_of(block, kinds):
             value = node.inputsAt(0)

@@ -16,8 +16,8 @@ all products that read them, if that costs less than it saves. Of what else has 
 apart, and what reads it reads it so. What leaves the graph, or may depend on strides, is `aten::contiguous`
 of the result, which a group makes while it reads that.
 
-In: a graph with types. Out: the same graph. All sizes stay what they were, and so do the strides of what the
-program gets."""
+In: a graph with types. Out: the same graph. All sizes stay as they were, and so do the strides of the
+program's results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from .wrapper import (
 
 #: Kind -> the positions of both matrices.
 _KINDS = {"aten::mm": (0, 1), PRODUCT: (0, 1), "aten::addmm": (1, 2)}
-_GAPS = "may_have_gaps"  # attribute of what returns: the outputs that may have gaps
+_GAPS = "may_have_gaps"  # attribute of the return node: the outputs that may have gaps
 _CAST, _TURN, _CONTIGUOUS = "aten::_to_copy", "aten::t", "aten::contiguous"
 #: Operations for each byte of a copy, from which on it costs less than it saves. On an H200 each saves 4 to 9
 #: fs, and the copy of a byte takes 600 to 1,200. Other GPUs were not measured.

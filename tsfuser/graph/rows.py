@@ -13,6 +13,7 @@ import torch
 from .. import _C
 from ..ir.dtypes import DTYPES
 from ..ops import table
+from ..ops.trials import UNKNOWN, NodeArg
 from .wrapper import (
     LIST,
     Facts,
@@ -42,7 +43,7 @@ class Knowledge:
 
     def __init__(self):
         self._facts: dict[int, Facts] = {}
-        self._args: dict[int, table.NodeArg] = {}
+        self._args: dict[int, NodeArg] = {}
         self._signs: dict[int, tuple] = {}
         self.verdicts: dict[tuple, Any] = {}  # by the signs of a node's values: those of grouping/support.py
         self.default = DTYPES[str(torch.get_default_dtype())[6:]]
@@ -53,7 +54,7 @@ class Knowledge:
             self._facts[key] = facts(value.type())
         return self._facts[key]
 
-    def arg(self, value: Value) -> table.NodeArg:
+    def arg(self, value: Value) -> NodeArg:
         """The value as the op table wants to see it."""
         key = value.unique()
         if key not in self._args:
@@ -82,19 +83,19 @@ class Knowledge:
         type_ = "" if is_constant(value) else str(value.type().annotation_str)
         return arg.kind, arg.dtype, "usual" if arg.is_usual else arg.constant, type_
 
-    def _describe(self, value: Value) -> table.NodeArg:
+    def _describe(self, value: Value) -> NodeArg:
         kind = value.type().kind()
         if kind == "TensorType":
             found = self.facts(value)
-            return table.NodeArg("tensor", found.dtype, found.rank)
+            return NodeArg("tensor", found.dtype, found.rank)
         if is_tensor_list(value):
             items = tuple(map(self.arg, inputs(value.node())))
-            return table.NodeArg("tensors", items=items)
-        constant = constant_of(value) if is_constant(value) else table.UNKNOWN
+            return NodeArg("tensors", items=items)
+        constant = constant_of(value) if is_constant(value) else UNKNOWN
         if kind in _NUMBERS:
-            return table.NodeArg("number", _NUMBERS[kind], None, constant)
+            return NodeArg("number", _NUMBERS[kind], None, constant)
         names = {"ListType": "list", "NoneType": "none", "StringType": "string"}
-        return table.NodeArg(names.get(kind, "other"), None, _items_of(value, constant), constant)
+        return NodeArg(names.get(kind, "other"), None, _items_of(value, constant), constant)
 
 
 def _items_of(value: Value, constant: Any) -> int | None:
@@ -146,7 +147,7 @@ def _takes_any(node: Node, offset: int) -> bool:
     return bool(free) and found[1].arguments[offset] in free
 
 
-def arguments(node: Node, found: Schema, knowledge: Knowledge) -> dict[str, table.NodeArg]:
+def arguments(node: Node, found: Schema, knowledge: Knowledge) -> dict[str, NodeArg]:
     """The node's arguments by schema name."""
     return {name: knowledge.arg(node.inputsAt(i)) for i, name in enumerate(found.arguments)}
 

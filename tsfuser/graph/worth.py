@@ -11,7 +11,7 @@ from ..ops.table import Row
 from .rows import row_of
 from .wrapper import Node, Value, facts, inputs, is_tensor
 
-LEAST = 1 << 12  # elements of what is worth another kernel's launch
+LEAST = 1 << 12  # elements of a tensor that is worth another kernel's launch
 
 
 def is_worth_a_kernel(node: Node, reductions: bool) -> bool:

@@ -47,8 +47,8 @@ inputs: Callable[[Node], list[Value]] = _C.inputs
 outputs: Callable[[Node], list[Value]] = _C.outputs
 #: The blocks of a node (of an If, a Loop...).
 blocks: Callable[[Node], list[Block]] = _C.blocks
-#: What somebody reads of what a node makes. A gradient that was not asked for is undefined: nobody reads it,
-#: or it was profiled as what it is.
+#: The results of a node that somebody reads. A gradient that was not asked for is undefined: nobody reads it,
+#: or it was profiled as undefined.
 used_outputs: Callable[[Node], list[Value]] = _C.used_outputs
 #: The values that a graph gets, and those that it returns.
 graph_inputs: Callable[[Graph], list[Value]] = _C.graph_inputs

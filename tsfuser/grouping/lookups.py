@@ -24,7 +24,7 @@ FEWER = 4  # a table has at least so many times as many elements as are taken
 
 class Lookups:
     """The nodes of a block that look elements up, and those that write to an operand, in order. `maker`: the
-    position of what makes a value, by its number. `may_be_fused` is asked about what makes a value."""
+    position of a value's node, by the value's number. `may_be_fused` is asked about nodes."""
 
     def __init__(self, maker: Mapping[int, int], may_be_fused: Callable[[Value], bool]):
         self.maker, self.may_be_fused = maker, may_be_fused

@@ -95,7 +95,7 @@ def _share(op: Op, k: int, budget: Budget, producers: Mapping[str, Op]) -> Budge
     """What operand `k` of `op`, whose result has the `budget`, may be off by."""
     operand, narrow = op.operands[k], budget.narrow
     own = QUARTER_ULP.get(operand.dtype, 0.0)
-    times = 0.0  # of what the result may be off by
+    times = 0.0  # of the result's own tolerance
     if isinstance(op, Reshape) or (isinstance(op, Reduce) and op.combine in ("max", "min")):
         times = 1.0
     elif isinstance(op, Reduce) and op.combine in ("sum", "mean", "squares"):

@@ -219,7 +219,7 @@ class Builder(ResultLayouts):
     def _sum_of(
         self, name: str, index: Value, element: Value, axis: Axis, dtype: DType, dims: Sequence[Axis | None]
     ) -> Value:
-        """The sum over `axis` of what is `element` at one place of it, and else 0."""
+        """The sum over `axis` of a value that is `element` at one index of it, and 0 at all others."""
         here = self.pointwise("is_index", (index, self.extent(axis.extent)), BOOL, own_types=True)
         output = self.new(name, dtype, dims)
         operands = (here, self.cast(element, dtype), self.literal(0.0))

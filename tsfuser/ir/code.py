@@ -171,8 +171,8 @@ def _spelled(kind: type) -> str:
 
 
 def _items(x: Any) -> Iterator[tuple[str, Any]]:
-    """(keyword, "" for a positional one; value) of what a tuple or a record is made of; defaults are left
-    out."""
+    """(keyword, "" for a positional one; value) for each item of a tuple or field of a record; defaults are
+    left out."""
     if isinstance(x, tuple):
         yield from (("", item) for item in x)
         return

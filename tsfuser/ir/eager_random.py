@@ -53,8 +53,7 @@ def numbers(b: Builder, law: str, like: Value, dtype: DType, itemsize: int) -> V
 
 
 def dropout_numbers(b: Builder, like: Value) -> Value:
-    """Those that eager's dropout of `like` compares with the rate of what is kept: floats in (0, 1]. Raises
-    Refusal."""
+    """The numbers that eager's dropout of `like` compares with 1 - p: floats in (0, 1]. Raises Refusal."""
     elements = _elements(b, like)
     if b.call.decide(sz.lt(_MOST, elements)):
         raise Refusal("eager's dropout of 2^31 elements or more has another kernel")

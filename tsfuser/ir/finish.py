@@ -110,9 +110,9 @@ def _ops(ops: Sequence[Op], stored: set[str], new: _Canonical) -> tuple[Op, ...]
 
 
 def _check_updates(fusion: Fusion) -> None:
-    """Refuses other readers of a tensor than the op that makes what it becomes: they might read before or
-    after. So might readers of what it becomes, in loops that compute that once more. Where all that can
-    read it is elementwise, in one loop nest, each reads before it stores."""
+    """Refuses readers of an updated tensor other than the op that computes its new value: they might read
+    before or after. So might readers of the new value, in loops that compute it once more. Where all that
+    can read it is elementwise, in one loop nest, each reads before it stores."""
     stored = [v.name for v in _stored(fusion)]
     for update in fusion.updates:
         if stored.count(update.value.name) > 1:

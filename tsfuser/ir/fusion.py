@@ -409,7 +409,7 @@ def _window(window: Window) -> str:
 
 
 def _windows(offset: Size, windows: tuple[Window, ...]) -> str:
-    """The last arguments of what is read in windows; nothing where all is read."""
+    """The last arguments of an input that is read in windows; nothing where all is read."""
     if offset is const(0) and not windows:
         return ""
     return f", {_size(offset)}, {tuple_text(list(map(_window, windows)))}"

@@ -131,7 +131,7 @@ class _There:
         return [loop for axis in value.axes for loop in self.draft.axes.parts(axis)]
 
     def _walk(self, value: Value) -> tuple[list[int], dict[int, Value], list[Axis | None]]:
-        """The dims of `value` that stay, the indices of the others, and the dims of what stands for it: those
+        """The dims of `value` that stay, the indices of the others, and the dims of its replacement: those
         that stay, and then those of the indices that are not among them."""
         stay, indices = [], {}
         for d, axis in enumerate(value.dims):

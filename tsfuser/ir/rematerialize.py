@@ -101,7 +101,7 @@ def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
 
 
 def _over(draft: Draft, value: Value, moves: Mapping[Axis, Move]) -> set[Axis]:
-    """The axes of what is computed a second time with `moves`, and of what that reads."""
+    """The axes of the values that are computed a second time with `moves`, and of those that these read."""
     cone = _Copy(draft, moves=moves).cone(value)
     return {draft.axis(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes}
 

@@ -92,7 +92,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return _BINARY[type(op)](_number(left, names), _number(right, names))
         case ast.Call(func=ast.Name(), args=positional, keywords=keywords):
             return _called(node, positional, keywords, names)
-    raise _error(node, "is not part of what is printed")
+    raise _error(node, "is not part of the printed form")
 
 
 def _number(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -41,7 +41,7 @@ def view(
 def read_as(
     draft: Draft, name: str, value: Value, dims: Sequence[Axis | None], strides: Sequence[sz.Size]
 ) -> Value:
-    """A view of what `is_read`, over other axes, by which the input is read once more."""
+    """A view of the value that `is_read`, over other axes, by which the input is read once more."""
     source = draft.sources[value.name]
     output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
     draft.rereads.append(replace(source, value=output, strides=tuple(strides)))

@@ -175,8 +175,8 @@ def _of_all_rows(draft: Draft, name: str) -> bool:
 
 
 def _stored_once(draft: Draft, names: list[str], needed: list[Stmt]) -> list[Stmt]:
-    """The stores of what all rows share, behind the loops over rows: what only they need, which may be a
-    division, is computed by the threads of the first row alone. `needed` computes it."""
+    """The stores of values that all rows share, behind the loops over rows: the statements `needed` only by
+    them, which may be a division, are run by the threads of the first row alone."""
     if not names:
         return []
     *rows, lane = draft.loops
@@ -209,8 +209,8 @@ def _over_tiles(draft: Draft, body: list[Stmt]) -> list[Stmt]:
 
 
 def _over_rows(draft: Draft, body: list[Stmt], ahead: list[Access]) -> list[Stmt]:
-    """`body`, which does one row, for all rows of the block, and the results of what has been added up over
-    them. `ahead`: the loads of what a row has one of, an iteration ahead."""
+    """`body`, which does one row, for all rows of the block, and the results of the sums over them. `ahead`:
+    the loads of values that a row has one of, an iteration ahead."""
     loop = draft.iteration
     body = [*row_ahead.before_a_row(draft, ahead), *prefetch.before_a_row(draft), *body]
     count = draft.params.size(loop.extent, "iterations")

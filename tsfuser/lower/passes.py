@@ -105,7 +105,7 @@ def _bounded(loop: For, ends: dict[Expr, Let]) -> tuple[list[Stmt], For]:
         | {loop.var}
         | {s.var for s in statements(loop.body) if isinstance(s, For)}
     )
-    found: dict[ix.Bin, Expr] = {}  # guard -> the same in terms of what is known before the loop
+    found: dict[ix.Bin, Expr] = {}  # guard -> the same in terms of values known before the loop
     for s in statements(loop.body):
         for c in ix.bounds(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)

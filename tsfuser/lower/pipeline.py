@@ -28,7 +28,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("flatten", flatten),
     ("vectorize", vectorize),
     ("hoist", hoist),
-    ("cut_rounds", cut_rounds),  # of what `hoist` moves, the rounds that are left might find nothing
+    ("cut_rounds", cut_rounds),  # after `hoist`: the remaining rounds might not find what it moves
     ("peel", peel),
     ("chunk", chunk),
     ("bound", bound),

@@ -124,7 +124,7 @@ def _is_of_held(s: Stmt) -> bool:
 
 
 def _fetches(s: Stmt) -> bool:
-    """Whether `s` fetches, or ends a group of what is fetched."""
+    """Whether `s` fetches, or ends a group of fetches."""
     return any(isinstance(inner, (Fetch, FetchGroup)) for inner in statements((s,)))
 
 

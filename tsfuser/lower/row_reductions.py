@@ -1,8 +1,8 @@
 """Reductions whose results all threads of a row get.
 
 In: a draft, and the reductions that a sweep accumulates. Out: their accumulators and the combination over the
-threads of the row, or over its cooperative blocks; what the next sweeps know of the row; the stores of what a
-row has one of. Example, of softmax's maximum:
+threads of the row, or over its cooperative blocks; the values that the next sweeps know of the row; the
+stores of values that a row has one of. Example, of softmax's maximum:
 
     amax_2_total[4] := -infinity
     for u, lane: amax_2_total[lane] := maximum(amax_2_total[lane], mul_1)

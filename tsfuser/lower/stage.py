@@ -107,9 +107,9 @@ def _staged(loop: For, later: list[For], arrays_of: dict[Early, str], in_rows: b
 def _in_place(
     loop: For, front: list[Early], back: list[Stmt], arrays_of: dict[Early, str], shared: set[Early]
 ) -> tuple[list[Early], list[Stmt]]:
-    """`front` and `back`, in which loads of what all rows share, and one loop alone reads, stay where they
-    are if they would fill many registers, and registers hold what earlier loops have loaded: the weights of
-    a norm of long rows. A cache has them, so the loop does not wait for memory in each iteration."""
+    """`front` and `back`, in which loads of values that all rows share, and one loop alone reads, stay where
+    they are if they would fill many registers, and registers hold what earlier loops have loaded: the weights
+    of a norm of long rows. A cache has them, so the loop does not wait for memory in each iteration."""
     places = frozenset().union(*map(used, front))  # by which others are loaded
     own = [
         s

@@ -174,9 +174,10 @@ def relu_backward(
 
 
 def _is_computed_again(b: Builder, like: Value, weight: Value | None, training: bool) -> bool:
-    """Whether the backward computes a batch norm's result again: in training, of what the norm has saved,
-    unless that is rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside training the
-    running statistics may have moved by then. csrc_stubs/torchscript/operators.cpp has the same rule."""
+    """Whether the backward computes a batch norm's result again: in training, from the values that the norm
+    has saved, unless these are rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside
+    training the running statistics may have moved by then. csrc_stubs/torchscript/operators.cpp has the same
+    rule."""
     exact = like.dtype.register
     return training and (
         b.device != "cpu" or like.dtype is exact or (weight is not None and weight.dtype is exact)

@@ -153,8 +153,8 @@ def dropout_seed(b: Builder, mask) -> Value | Seed:
     needs_kernel=True,
 )
 def dropout_mask(b: Builder, saved, like, p) -> Value:
-    """The mask, of the sizes of `like`, that `dropout_seed` has saved, or saved the seed of; `p` is the rate
-    of what is dropped"""
+    """The mask, of the sizes of `like`, that `dropout_seed` has saved, or saved the seed of; `p` is the
+    dropout rate"""
     if saved.dtype is BOOL:
         return saved
     if saved.dtype is not INT64 or len(saved.dims) != 1 or p.literal is None:

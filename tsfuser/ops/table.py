@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.call import Arg, Call, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES, FLOAT, DType
-from ..ir.fusion import Empty, Value
-from . import without_row
+from ..ir.fusion import Value
+from . import trials, without_row
+from .trials import NodeArg
 
 
 def _names(kind: str) -> tuple[str, ...]:
@@ -39,15 +38,6 @@ CONVERTED = ALL + tuple([d.name for d in _STORED if d.converts])  #: those that 
 FLOAT8 = tuple([d.name for d in _STORED if d.kind == "f"])
 
 
-class _Unknown:
-    """The type of `UNKNOWN`."""
-
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
-
-UNKNOWN = _Unknown()  #: a `NodeArg.constant` that is only known at run time
-
 _SCALAR_TYPES = {d.code: d for d in DTYPES.values()}
 
 
@@ -60,135 +50,133 @@ def scalar_type(code: int) -> DType:
 
 
 @dataclass(frozen=True)
-class NodeArg:
-    """What is known of an operator's argument while the graph is partitioned.
-
-    `kind` is `tensor`, `tensors` (a list of the `items`, tensors or None), `number` (bool, int, float or
-    complex, also where it is structural), `list`, `none`, `string` or `other`. `dtype` is a dtype's name for
-    a tensor and `bool`, `int`, `float` or `complex` for a number; None where unknown. `constant` is the value
-    (lists as tuples), if it is known. The `rank` of a list says how many items it has.
-    """
-
-    kind: str
-    dtype: str | None = None
-    rank: int | None = None
-    constant: Any = UNKNOWN
-    items: tuple[NodeArg, ...] = ()
-
-    @property
-    def tensors(self) -> tuple[NodeArg, ...]:
-        """The tensors that it is, or holds."""
-        return (self,) if self.kind == "tensor" else tuple(x for x in self.items if x.kind == "tensor")
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether it is a known float of usual size. Most rows take all of these, so that thousands of
-        constants are one trial (`Row.outcome`)."""
-        return isinstance(self.constant, float) and self.kind == "number" and 1e-6 < abs(self.constant) < 1e6
-
-
-@dataclass(frozen=True)
 class Row:
-    """One op.
+    """One op: how it is built, which calls of it are served, and the facts that graph passes, the extension
+    and tests ask for."""
 
-    `name` is the operator kind and `overloads` the overload names served. `dtypes` are accepted for its
-    tensor operands. `evaluate(builder, **args)` gives its value or tuple of values; arguments come by their
-    names in the torch schema: a tensor or a number as a `Value` (None if absent), a *structural* one
-    (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
-    `symbolic` (ints and int lists whose values need not be part of the class) as `Size`s. `sizes` says what
-    the result's sizes are, for several results one word each: `broadcast` of the tensor operands, those of
-    the `first` or of the argument named, these as `reduced` by the arguments `dim` and `keepdim`, `squeezed`,
-    `unsqueezed`, `permuted`, `viewed`, `flattened`, `padded` or `joined`, or `own`. `text` is its docs line.
-    Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise; those in
-    `only` must be these. Those in `ignored` are tensors that other implementations look at; the function gets
-    None for them. Those in `unguarded` are tensors of other dtypes and ranks in other calls. `writes` holds
-    pairs: a tensor argument that the op changes in place though its schema does not say so, and the bool
-    argument without which it does not. `rank_depends_on_sizes`: the rank of the result depends on which sizes
-    are 1. A view that `reshapes` splits and merges dims. `table`: the arguments that are read at places which
-    another one holds. They have to be in memory: they are no results of the op's own group. `places`: the
-    argument that holds places, whose dtypes are int32 and int64. `picked`: the one dim of the first table
-    whose places these are, a number or the name of an argument. If the places are few, a group may compute
-    the elements of the table there (grouping/lookups.py). `along`: the argument, a dim, along which elements
-    of the result depend on one another; along all others they do not. `not_empty`: the first operand must
-    have elements. `left(device, *sizes)` gets the device, and the profiled sizes of the tensor operands and
-    of the result: the reason to leave the op to torch, or None.
+    # ---- what it is
 
-    Facts that graph passes and the extension ask for:
-    `smooth`: each element of the result is a continuous function of elements of the operands, so that the
-    backward may compute it again. `jumps`: each element of the result depends on the same
-    elements of the operands, and jumps somewhere if an operand other than a gradient moves. `selects`:
-    elements of the result may be elements of an operand, or their magnitudes, perhaps from other places.
-    `keeps_dtype`: of one floating tensor and real numbers the result has that tensor's dtype. `dtype_rule`:
-    how dtype and device of the result follow from those of tensor operands, whatever they are: "first" (those
-    of the first one), "promoted" (what the first two promote to), or "".
-    `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
-    `derivative`: eager's, where autodiff's formula differs from it in some corner; first the op, then those
-    ops of that formula whose last operands are the numbers that the op takes.
-    `gradient`: "strict" if its derivative in autodiff asks for a gradient of the result's dtype and saves a
-    tensor of that dtype, "cast" if its derivative gives the operand's dtype, whatever it gets. `flat`: it
-    passes no gradient on to its operands. `without_gradient`: the numbers of its results that have none, in
-    eager. `asked`: a tensor argument of which it reads no elements, but only
-    the sizes, dtype, device or layout.
-    `identity`: by the kind of the dtype (`f`, `i`), the second operand that leaves the first as it is, bit
-    for bit. `fresh`: the result never shares memory with a tensor that was there before, whatever the
-    arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
-    `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
-    in-place form leaves another layout than this op gives. `copies`: it does nothing but copy its first
-    operand. `moves`: in all overloads its result has elements of its first operand, and besides these at
-    most a constant: it has the dtype and the device of that operand. `needs_kernel`: outside of groups it is
-    slow. `slow_on_gpu`: dtypes of its operand for which it is slow on a GPU. `autodiff_excludes`: a view that
-    torch's autodiff differentiates, but keeps out of its graphs. `instead` continues the sentence
-    "TorchScript's autodiff knows no derivative of ..." with what it does know.
-
-    A fact that tests ask for: `error`, what the rounding error of the op's formula is relative to. It is the
-    `result`, or the `operands` where the formula cancels, or `contracted` where it does and eager's kernel
-    may fuse a product with a sum besides, so that only one of the two overflows in between.
-    """
-
+    #: the operator kind, such as "aten::add"
     name: str
+    #: the overload names that are served
     overloads: tuple[str, ...]
+    #: those that its tensor operands may have
     dtypes: tuple[str, ...]
+    #: `evaluate(builder, **args)` gives its value or tuple of values. Arguments come by their names in the
+    #: torch schema: a tensor or a number as a `Value` (None if absent), one in `structural` as a plain Python
+    #: value, one in `symbolic` as `Size`s.
     evaluate: Callable = field(repr=False, compare=False)
+    #: the result's sizes, a word for each of several results: `broadcast` of the tensor operands, those of
+    #: the `first` or of the argument named, these as `reduced` by the arguments `dim` and `keepdim`,
+    #: `squeezed`, `unsqueezed`, `permuted`, `viewed`, `flattened`, `padded` or `joined`, or `own`
     sizes: str | tuple[str, ...]
+    #: the file in tsfuser/ops that has the row
     family: str
+    #: its line in docs/ops.md
     text: str
+
+    # ---- its arguments, by name
+
+    #: those that are part of the class of a call; they are annotated in the function
     structural: frozenset[str] = frozenset()
+    #: ints and lists of ints whose values need not be part of the class
     symbolic: frozenset[str] = frozenset()
+    #: those that must be constants of the graph: most calls would be refused otherwise
     fixed: frozenset[str] = frozenset()
+    #: those that must have this value
     only: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    #: tensors that other implementations look at; the function gets None for them
     ignored: frozenset[str] = frozenset()
+    #: tensors that may have another dtype and rank in another call
     unguarded: frozenset[str] = frozenset()
+    #: pairs: a tensor that the op changes in place though its schema does not say so, and the bool argument
+    #: that switches this on
     writes: tuple[tuple[str, str], ...] = ()
+    #: the rank of the result depends on which sizes are 1
     rank_depends_on_sizes: bool = False
+    #: a view that splits and merges dims
     reshapes: bool = False
+    #: the argument that is read at indices. It must be in memory: no result of the op's own group.
     table: str = ""
+    #: the argument that holds the indices, int32 or int64
     places: str = ""
+    #: the one dim of `table` that is indexed: a number, or the name of the argument that says it. Where the
+    #: indices are few, a group may compute the indexed elements of the table (grouping/lookups.py).
     picked: int | str = ""
+    #: the dim along which elements of the result depend on one another; along all others they do not
     along: str = ""
+    #: the first operand must have elements
     not_empty: bool = False
+    #: `left(device, *sizes)` gets the profiled sizes of the tensor operands and of the result, and returns
+    #: the reason to leave the op to torch, or None
     left: Callable[..., str | None] | None = field(default=None, compare=False)
+
+    # ---- elements of the result
+
+    #: each is a continuous function of elements of the operands, so that the backward may compute it again
     smooth: bool = False
+    #: each depends on the same elements of the operands, and is discontinuous in an operand that is no
+    #: gradient
     jumps: bool = False
+    #: they may be elements of an operand, or their magnitudes, perhaps from other places
     selects: bool = False
+
+    # ---- its dtype
+
+    #: with one floating tensor and real numbers as operands, it is that tensor's
     keeps_dtype: bool = False
+    #: how it and the device follow from any tensor operands: "first" (those of the first one), "promoted"
+    #: (from the first two), or ""
     dtype_rule: str = ""
+    #: the tensor argument that is used only for its dtype, which the result has
     dtype_from: str = ""
+
+    # ---- its derivative
+
+    #: eager's, where autodiff's formula differs from it in some corner: first the op, then those ops of that
+    #: formula whose last operands are the numbers that the op takes
     derivative: tuple[str, ...] = ()
+    #: "strict" if autodiff's derivative asks for a gradient of the result's dtype and saves a tensor of that
+    #: dtype, "cast" if it gives the operand's dtype whatever it gets
     gradient: str = ""
+    #: no gradient passes on to its operands
     flat: bool = False
+    #: the numbers of its results that have no gradient in eager
     without_gradient: tuple[int, ...] = ()
+    #: the tensor argument that is used only for its sizes, dtype, device or layout
     asked: str = ""
+
+    # ---- what rewrites rely on
+
+    #: by the kind of the dtype (`f`, `i`), the second operand that leaves the first as it is, bit for bit
     identity: Mapping[str, float] = field(default_factory=dict, compare=False)
+    #: the result never shares memory with a tensor that was there before, whatever the arguments
     fresh: bool = True
+    #: it may return its operand itself, though its schema does not say so
     secret_view: bool = False
+    #: its in-place form becomes functional before any dtype is known
     in_place_early: bool = False
+    #: its in-place form leaves another layout than this op gives
     in_place_differs: bool = False
+    #: it does nothing but copy its first operand
     copies: bool = False
+    #: in all overloads the result has elements of the first operand and at most a constant besides, and that
+    #: operand's dtype and device
     moves: bool = False
+    #: it is slow outside of groups
     needs_kernel: bool = False
+    #: the dtypes of its operand for which it is slow on a GPU
     slow_on_gpu: tuple[str, ...] = ()
+    #: a view that torch's autodiff differentiates, but keeps out of its graphs
     autodiff_excludes: bool = False
+    #: the end of the sentence "TorchScript's autodiff knows no derivative of ..."
     instead: str = ""
+
+    # ---- for tests
+
+    #: what the rounding error of its formula is relative to: the `result`, or the `operands` where the
+    #: formula cancels, or `contracted` where it does and eager's kernel may fuse a product with a sum
+    #: besides, so that only one of the two overflows in between
     error: str = "result"
 
     def __hash__(self) -> int:
@@ -210,7 +198,7 @@ class Row:
         for name, given in args.items():
             for arg in given if isinstance(given, list) else [given]:
                 if isinstance(arg, Value) and not arg.is_number:
-                    self._accept(name, arg.dtype.name)
+                    self.accept(name, arg.dtype.name)
                 elif isinstance(arg, Value) and arg.dtype.is_complex and COMPLEX[0] not in self.dtypes:
                     raise Refusal(f"{self.name} of a complex number is not supported")
         return self.evaluate(builder, **args)
@@ -245,14 +233,14 @@ class Row:
         eager: Callable | None = None,
     ) -> tuple[tuple[tuple[str, int | None], ...] | str | None, bool]:
         """What `infer` says, and whether that holds with other floats of usual size, too."""
-        described = tuple(sorted((name, _frozen(arg)) for name, arg in args.items()))
+        described = tuple(sorted((name, trials.frozen(arg)) for name, arg in args.items()))
         device = device or "cuda:0"
         alike = tuple((name, self._with_any_number(name, arg)) for name, arg in described)
         if alike != described:
-            result, has_limits = _infer(self, alike, device, default, eager)
+            result, has_limits = trials.infer(self, alike, device, default, eager)
             if isinstance(result, tuple) and not has_limits:
                 return result, not any(arg.is_usual for _, arg in alike)
-        return _infer(self, described, device, default, eager)[0], not any(
+        return trials.infer(self, described, device, default, eager)[0], not any(
             arg.is_usual for _, arg in described
         )
 
@@ -260,148 +248,14 @@ class Row:
         """The argument, of which nothing but the type is known where it is a float of usual size: a row that
         takes any number takes this one."""
         fixed = name in self.fixed or name in self.structural | self.symbolic
-        return _ANY_FLOAT if arg.is_usual and not fixed else arg
+        return trials.ANY_FLOAT if arg.is_usual and not fixed else arg
 
-    def _accept(self, name: str, dtype: str) -> None:
+    def accept(self, name: str, dtype: str) -> None:
+        """Raises Refusal if the argument may not be a tensor of that dtype."""
         if dtype not in (PLACES if name == self.places else self.dtypes):
             mask = name == self.places and dtype in MASKS
-            why = ": the sizes of what a mask selects depend on its elements" if mask else ""
+            why = ": the size of a selection by a mask depends on the mask's elements" if mask else ""
             raise Refusal(f"{self.name} with a {dtype} `{name}` is not supported{why}")
-
-
-_ANY_FLOAT = NodeArg("number", "float")
-
-
-def _frozen(arg: NodeArg) -> NodeArg:
-    return replace(arg, constant=tuple(arg.constant)) if isinstance(arg.constant, list) else arg
-
-
-#: cache: what trial builds of tsfuser's own rows have given, in this process or in one before it
-#: (planning/stored_trials.py), by `_trial_key`.
-OUTCOMES: dict[str, tuple] = {}
-_MOST_OUTCOMES = 8192
-_own: dict[int, Row] = {}  # registry: by id, the rows that tsfuser itself has made
-
-
-def own_all() -> None:
-    """Says that all rows that there are by now are tsfuser's own: its version tells what they do."""
-    _own.update((id(row), row) for row in _rows.values())
-
-
-def _trial_key(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default: DType) -> str:
-    """All that an outcome depends on, besides the code."""
-    given = "; ".join(f"{name}: {_described(arg)}" for name, arg in args)
-    return f"{row.name} {row.overloads} on {device}, {default.name}: {given}"
-
-
-def _described(arg: NodeArg) -> str:
-    items = ", ".join(map(_described, arg.items))
-    return f"{arg.kind} {arg.dtype} {arg.rank} {arg.constant!r} [{items}]"
-
-
-@lru_cache(maxsize=8192)
-def _infer(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default: DType, eager):
-    """The result of `Row.infer`, and whether numbers have limits there."""
-    if eager is not None or _own.get(id(row)) is not row:
-        return _tried(row, args, device, default, eager)
-    key = _trial_key(row, args, device, default)
-    outcome = OUTCOMES.get(key)
-    if outcome is None:
-        outcome = _tried(row, args, device, default, None)
-        if len(OUTCOMES) < _MOST_OUTCOMES:
-            OUTCOMES[key] = outcome
-    return outcome
-
-
-def _tried(
-    row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default: DType, eager
-) -> tuple[tuple[tuple[str, int | None] | None, ...] | str | None, bool]:
-    """The same, by a trial."""
-    try:
-        for name, arg in args:
-            for tensor in arg.tensors if name not in row.ignored else ():
-                if tensor.dtype is not None:
-                    row._accept(name, tensor.dtype)
-            if name in row.fixed and arg.kind != "none" and arg.constant is UNKNOWN:
-                raise Refusal(f"`{name}` of {row.name} is not a constant")
-            if name in row.only and arg.constant != row.only[name]:
-                raise Refusal(f"{row.name} is fused with {name}={row.only[name]!r} only")
-        if row.reshapes and "other" in dict(args):
-            return _reshaped_as(dict(args)), False
-        trial = _trial(row, args, device, default, eager)
-        if trial is None:
-            return None, False
-        builder, values = trial
-        results = row.build(builder, **values)
-    except Refusal as refusal:
-        return str(refusal), False
-    results = results if isinstance(results, tuple) else (results,)
-    kinds = tuple(_kind_of_result(result, row.rank_depends_on_sizes) for result in results)
-    return kinds, bool(builder.call.limits)
-
-
-def _reshaped_as(args: dict[str, NodeArg]) -> tuple[tuple[str, int], ...] | None:
-    """What `view_as` gives: made-up sizes of its operands do not fit each other."""
-    dtype, rank = args["self"].dtype, args["other"].rank
-    return None if dtype is None or rank is None else ((dtype, rank),)
-
-
-def _kind_of_result(
-    result: Value | Empty | int | None, rank_depends_on_sizes: bool
-) -> tuple[str, int | None] | None:
-    if isinstance(result, Value):
-        return result.dtype.name, None if rank_depends_on_sizes else len(result.dims)
-    return (result.dtype.name, 1) if isinstance(result, Empty) else None
-
-
-def _small(tensor: NodeArg, device: str) -> TensorArg:
-    """A tensor of that dtype and rank with dims of size 2."""
-    strides = tuple(2**d for d in reversed(range(tensor.rank)))
-    return TensorArg(tensor.dtype, device, (2,) * tensor.rank, strides)
-
-
-#: Arguments that repeat sizes of the first operand.
-_OWN_SIZES = ("normalized_shape",)
-
-
-def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder, dict[str, Any]] | None:
-    """A builder and the row's arguments in it; None if something needed is unknown."""
-    described: list[Arg] = []
-    build_args: dict[str, Any] = {}
-    for name, arg in args:
-        if name in row.ignored:
-            build_args[name] = lambda b: None
-        elif arg.kind in ("tensor", "tensors"):
-            if any(tensor.dtype is None or tensor.rank is None for tensor in arg.tensors):
-                return None
-            first = len(described)
-            described += [_small(tensor, device) for tensor in arg.tensors]
-            if arg.kind == "tensor":
-                build_args[name] = lambda b, i=first: b.tensor(i)
-            else:
-                numbers = iter(range(first, len(described)))
-                at = [next(numbers) if item.kind == "tensor" else None for item in arg.items]
-                build_args[name] = lambda b, at=at: [None if i is None else b.tensor(i) for i in at]
-        elif arg.kind == "number" and name not in row.structural | row.symbolic:
-            if arg.constant is not UNKNOWN:
-                build_args[name] = lambda b, value=arg.constant: b.literal(value)
-            elif arg.dtype is None:
-                return None
-            else:
-                described.append(ScalarArg(arg.dtype, 0 if arg.dtype in ("bool", "int") else None))
-                build_args[name] = lambda b, i=len(described) - 1: b.number(i)
-        elif arg.kind == "none":
-            build_args[name] = lambda b: None
-        elif name not in row.structural and name not in row.symbolic:
-            return None  # of a type that the graph leaves open
-        elif name in row.symbolic and name in _OWN_SIZES and arg.rank is not None:
-            build_args[name] = lambda b, count=arg.rank: [2] * count
-        elif arg.constant is UNKNOWN or name in row.symbolic:
-            return None
-        else:
-            build_args[name] = lambda b, value=arg.constant: value
-    builder = Builder(Call(tuple(described)), device, default, eager)
-    return builder, {name: make(builder) for name, make in build_args.items()}
 
 
 _rows: dict[tuple[str, str], Row] = {}  # registry: (kind, overload) -> row
@@ -415,6 +269,11 @@ def find(kind: str, overload: str = "") -> Row | None:
 def all_rows() -> Iterator[Row]:
     """Each row once, in the order of the files."""
     yield from dict.fromkeys(_rows.values())
+
+
+def own_all() -> None:
+    """Says that all rows that there are by now are tsfuser's own."""
+    trials.own(_rows.values())
 
 
 def kinds_with_sizes(rule: str) -> list[str]:

@@ -192,7 +192,7 @@ def _expanded(b: Builder, self: Value, sizes: Sequence[sz.Size], axes: Sequence)
         own = self.dims[d - leading] if d >= leading else None
         if d >= leading or not old:
             stride = old[d - leading] if d >= leading else sz.const(0)
-        else:  # a new dim of size 1: as eager has it, since it may decide about the layout of what follows
+        else:  # a new dim of size 1: as eager has it, since it may decide about the layout of later results
             stride = strides[0] * (sz.const(1) if dims[0] is None else b.axis(dims[0]).extent)
         if own is not None:
             if not decide(sz.eq(size, b.axis(own).extent)) and not decide(sz.eq(size, -1)):

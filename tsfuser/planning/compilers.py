@@ -169,7 +169,7 @@ def binaries(target, kernels: Sequence[Kernel], device: str) -> list[Stored]:
 
 
 def _compile(target, kernels: Sequence[Kernel], device: str, ahead: list[_Job]) -> dict[Kernel, Stored]:
-    """Those of `kernels`, and of what was started ahead."""
+    """The compiled `kernels`, and those that were started ahead."""
     stop = Stop()
     own = [_Job(target, kernel, device, stop) for kernel in kernels]
     pool = ThreadPoolExecutor(max(1, min(len(kernels), _count())), "tsfuser compiles")

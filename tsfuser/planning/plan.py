@@ -50,8 +50,8 @@ class Plan:
     version counts it. `limits`: the arguments that have to be within a limit; calls beyond run unfused.
     `rooms`: the allocations with zeros behind a dim (`Room` in ir/layout.py), the position of the number of
     elements of their memory, and that dim. `reuses`: an allocation, the argument in whose memory it may lie,
-    and the positions of what
-    `schedule.Reuse` calls `alike`. `sources`: digests of the kernels' sources, launch by launch."""
+    and the positions that `schedule.Reuse` calls `alike`. `sources`: digests of the kernels' sources, launch
+    by launch."""
 
     leaf_count: int
     instructions: tuple[tuple[str, int, int], ...] = ()

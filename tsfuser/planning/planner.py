@@ -47,7 +47,7 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan | None:
 
 
 def _planned(group_id: int, call: Call, device: str) -> Plan | None:
-    """The plan: of what was prepared ahead, from disk, or made now; None where that is not done yet. Raises
+    """The plan: prepared ahead, from disk, or made now; None where that is not done yet. Raises
     Refusal or CompileError."""
     is_batched = batched.is_expected(group_id)
     shelf = shelf_of(group_id, call, device, is_batched)

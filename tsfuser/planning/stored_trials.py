@@ -1,6 +1,6 @@
 """Outcomes of trial builds on disk: what one process has tried, the next one does not try again.
 
-In: nothing; the graph passes ask rows (`Row.outcome`), which look into `table.OUTCOMES`. Out: that table,
+In: nothing; the graph passes ask rows (`Row.outcome`), which look into `trials.OUTCOMES`. Out: that table,
 filled from disk before the first question, and written after passes that have added to it. Example:
 
     read()   # before the passes ask
@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from .. import log, options
-from ..ops.table import OUTCOMES
+from ..ops.trials import OUTCOMES
 from . import compile, interrupts, stored_plans
 
 _MOST = 1024  # outcomes in a file: the latest of the process that wrote it, then others

@@ -135,8 +135,9 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
     """For rows of which one block for each multiprocessor, or a few together, hold one in registers, while
     their shared memory fetches the next one: between them they have twice the room of blocks that work on
     their row in shared memory. So a row takes fewer blocks, which wait for each other less often. Shared
-    memory also keeps a block's part of what all rows share. None if that is all that is read, if registers
-    are wanted for sums over rows, if not all can be fetched, or if a block would have one row only."""
+    memory also keeps a block's part of the values that all rows share. None if that is all that is read, if
+    registers are wanted for sums over rows, if not all can be fetched, or if a block would have one row
+    only."""
     read = [*rows.streamed, *rows.shared]
     if not rows.streamed or given.columns or given.cluster or segment.lookups:
         return None

@@ -51,8 +51,8 @@ def compile_graph(
     """The boxed function. The module runs as it is if it takes lengths of nested tensors, or if this fails,
     with a warning. If the module has an `origin`, `watch` gets the outcome. `donated`: the positions of
     arguments over which the function may write, if it gets the last reference to them. `roundings`: those of
-    `fuse`. `gaps` gets the strides of what a forward saves with gaps, `keep` the graph with its groups, if
-    that is all that runs."""
+    `fuse`. `gaps` gets the strides of tensors that a forward saves with gaps, `keep` the graph with its
+    groups, if that is all that runs."""
     kept = Kept(module)
     try:
         if origin is not None:

@@ -1,9 +1,9 @@
 """The fusion executor: what thunder asks of it.
 
-In: a trace. Out: the trace with `tsfuser0(...)`, `tsfuser1(...)` in the places of what is claimed. A region
-is made where two ops of it compute something: one alone is no faster here than in torch, and views have
-nothing to compute at all. What is claimed and in no region is thunder's torch executor's. Example: `view` and
-`transpose` of one tensor make no region; `mul` and `add` do.
+In: a trace. Out: the trace with `tsfuser0(...)`, `tsfuser1(...)` in the places of the ops that it claims. A
+region is made where two ops of it compute something: one alone is no faster here than in torch, and views
+have nothing to compute at all. What is claimed and in no region is thunder's torch executor's. Example:
+`view` and `transpose` of one tensor make no region; `mul` and `add` do.
 """
 
 from __future__ import annotations

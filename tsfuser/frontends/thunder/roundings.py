@@ -129,7 +129,7 @@ def is_widening(symbol: BoundSymbol) -> bool:
 
 
 def _is_gradient(symbol: BoundSymbol) -> bool:
-    """Whether a rule for gradients has made the symbol; of what is computed again that is not known."""
+    """Whether a rule for gradients has made the symbol; unknown for those computed again."""
     return _BACKWARD in symbol.tags and _AGAIN not in symbol.tags
 
 

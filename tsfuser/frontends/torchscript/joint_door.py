@@ -105,7 +105,7 @@ def _fold_known(graph: Graph) -> None:
             value = DTYPES[known].code if node.kind() == _DTYPE else torch.device(known)
             node.output().replaceAllUsesWith(constant_before(graph, node, value))
     remove_dead_code(graph)
-    infer_missing_types(graph)  # of what was asked for
+    infer_missing_types(graph)  # of the gradients that were asked for
 
 
 def _check_dtypes(graph: Graph) -> None:

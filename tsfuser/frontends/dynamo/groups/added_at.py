@@ -1,7 +1,7 @@
 """Additions to new zeros at places that an index names, in the group that computes what is added.
 
-In: a typed graph with groups. Out: the same graph, in which such a group adds while it computes, and no
-tensor of what is added is made. Example: the messages along the edges of a graph network, summed up by nodes:
+In: a typed graph with groups. Out: the same graph, in which such a group adds while it computes, and the
+summands are never stored. Example: the messages along the edges of a graph network, summed up by nodes:
 
     %m = prim::CudaFusionGroup(%x, %edges, %w)          x[edges[0]] * w, one row an edge
     %z = aten::new_zeros(%m, %sizes, ...);  %y = aten::index_add(%z, 0, %to, %m, 1)
@@ -143,13 +143,13 @@ def _zeros(graph: Graph, group: Node, zeros: Value, sizes: Value) -> Value:
 
 
 class _Known:
-    """What is known before a group; `places` has the position in the graph of what makes each value."""
+    """What is known before a group; `places` has the position in the graph of each value's node."""
 
     def __init__(self, group: Node, places: Mapping[int, int]):
         self.group, self.places, self.at = group, places, places[group.outputsAt(0).unique()]
 
     def is_before(self, value: Value) -> bool:
-        """Whether the value is there, or can be: constants, and lists and sizes of what is there."""
+        """Whether the value is there, or can be: constants, and lists and sizes of values that are there."""
         if self.places.get(value.unique(), -1) < self.at or is_constant(value):
             return True
         return value.node().kind() in (LIST, _SIZE) and all(map(self.is_before, inputs(value.node())))
@@ -188,7 +188,7 @@ class _Taken:
         return made.output()
 
     def value(self, value: Value) -> Value:
-        """What stands for a value of the graph: constants, lists, and views of what the group makes are made
+        """What stands for a value of the graph: constants, lists, and views of the group's results are made
         again, others are arguments."""
         if value.unique() in self.inside:
             return self.inside[value.unique()]

@@ -36,7 +36,7 @@ class Roundings:
     """Of one forward and its backward. `forward` comes first, once for each part of the forward's graph."""
 
     def __init__(self) -> None:
-        self._unrounded: set[str] = set()  # names of what the forward has unrounded
+        self._unrounded: set[str] = set()  # names of the values that the forward has unrounded
 
     def passes(self, role: str) -> Sequence[Pass]:
         """Those over a graph of that role. An inference has none, as it has no backward."""

@@ -2,7 +2,8 @@
 
 In: a forward and its backward. Out: marks at what may be saved so: what the backward reads in no op that
 depends on strides, and the program does not get. When the forward is compiled, it tells `SavedGaps` the
-strides of what it saves with gaps. The backward, which is compiled next, takes these for the traced ones:
+strides of the tensors that it saves with gaps. The backward, which is compiled next, takes these for the
+traced ones:
 
     mm = mm(x, w)                      # 50,257 columns, saved in rows of 50,264 elements
     ... backward(mm, ...):             # Tensor [4096, 50257], strides [50264, 1]

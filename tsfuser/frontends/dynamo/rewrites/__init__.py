@@ -2,7 +2,7 @@
 
 simplify.py      one node at a time; its rules: indexing.py, late_casts.py, copies.py, bools.py,
                  fused_multiply_add.py
-parts.py         slices in front of what they are a slice of
+parts.py         slices move in front of the ops whose result they are a slice of
 product_sums.py  sums of matrix products, each added as soon as it is computed
 ranges.py        ranges of numbers, made once
 traced_layouts.py   last: what reads strides sees those that were traced

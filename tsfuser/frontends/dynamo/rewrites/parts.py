@@ -97,7 +97,7 @@ class _Form:
 
 
 def _move(node: fx.Node, part: Part) -> None:
-    """Puts the slice in front of what it is a slice of, if less is computed then."""
+    """Moves the slice in front of the op whose result it is a slice of, if less is computed then."""
     forms, slices = _forms(node, part)
     if not any(form.saves for form in forms.values()) or is_written_between(min(forms), node):
         return

@@ -78,7 +78,7 @@ def _slice(node: fx.Node) -> bool:
 
 def _replaced(node: fx.Node) -> bool:
     """All of a tensor becomes another one: readers read that. What leaves the graph, perhaps as a view, stays
-    a tensor of its own, and so does a copy of what may lie in an input that changes."""
+    a tensor of its own, and so does a copy of a tensor that may share memory with an input that changes."""
     source = node.args[1]
     if node.kwargs or _dtype(source) is None or _dtype(node) != _dtype(source):
         return False

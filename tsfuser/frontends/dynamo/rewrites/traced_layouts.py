@@ -104,7 +104,7 @@ class _TracedLayouts:
 
 
 def _order(node: fx.Node) -> list[int] | None:
-    """The traced order of dims of what an op of the graph has computed; None if it can have only one, or has
+    """The traced order of dims of the result of an op of the graph; None if it can have only one, or has
     gaps, which only a kernel of torch's leaves."""
     found = node.meta.get("val")
     if node.op != "call_function" or node.target is in_order or not isinstance(found, torch.Tensor):

@@ -21,7 +21,7 @@ from torch import fx
 
 from ....errors import Refusal
 
-#: What Dynamo notes at nodes that changes nothing of what AOTAutograd makes.
+#: Dynamo's notes at nodes that do not affect the graphs of AOTAutograd.
 _HARMLESS = frozenset(
     "example_value tensor_dict grapharg nn_module_stack source_fn_stack stack_trace creation_timestamp "
     "torch_fn original_aten from_node desc tensor_meta val".split()

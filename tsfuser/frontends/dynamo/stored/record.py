@@ -118,7 +118,7 @@ def read(
     calls = {role: boxed(native(translation)) for role, translation in made.items()}
     backward = fields.pop("compiled_bw")
     fields["compiled_fw"] = _Forward(calls["inference" if backward is None else "forward"])
-    # torch refuses to run a backward twice that has been promised the memory of what is saved. Ours takes
+    # torch refuses to run a backward twice that has been promised the saved tensors' memory. Ours takes
     # that memory only where nobody else holds it (csrc_stubs/call/reuse.h), whatever the first call was like.
     fields["runtime_metadata"].bw_donated_idxs = []
     kept_backward = None if backward is None else _Backward(calls["backward"], *backward)

@@ -37,7 +37,7 @@ _CAST = {"IntType": "aten::Int", "FloatType": "aten::Float", "BoolType": "aten::
 _MOST_FACTORS = 4
 _FALSE = "Expected Tensor with single nonzero value, but got zero"  # eager's words
 
-#: Op -> the kind of node, the type of what it checks, and its message if it has none.
+#: Op -> the kind of node, the type of the checked value, and its message if it has none.
 CHECKS: dict[Any, tuple[str, Any, str]] = {
     aten._assert_scalar.default: ("tsfuser::assert_scalar", _BOOL, ""),
     aten._assert_async.msg: ("tsfuser::assert_async", None, ""),

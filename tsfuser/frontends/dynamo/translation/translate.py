@@ -159,7 +159,7 @@ class _Translator:
         source, at = node.args
         values = self.values.get(source) if isinstance(source, fx.Node) else None
         if not isinstance(values, tuple) or not isinstance(at, int):
-            raise Refusal("an item of what is no list of values")
+            raise Refusal("an item of something that is no list of values")
         if values[at] is None:
             raise Refusal("an item that is neither a tensor nor a number")
         return values[at]
