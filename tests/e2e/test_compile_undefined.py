@@ -1,6 +1,8 @@
 """Undefined tensors as operands: FX writes None, although the op's schema says Tensor. The backward ops of
 attention on a GPU take some."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
+import tsfuser
 from tsfuser.frontends.dynamo import watch
-from tsfuser.frontends.dynamo.joint_graph.attention import lay_out_gradients
+from tsfuser.frontends.dynamo.joint_graph.attention import part_plans
 from tsfuser.frontends.dynamo.program import compile_graph
 from tsfuser.frontends.dynamo.settings import Settings
 from tsfuser.frontends.dynamo.translation.translate import translate
@@ -68,10 +71,42 @@ def test_the_gradient_of_cudnns_attention_has_the_layout_of_its_result(order):
         out = gradient.permute(order).contiguous().permute([order.index(d) for d in range(4)])
         lse, seed = torch.empty(2, 4, 48, 1), torch.empty((), dtype=torch.int64)
         module = make_fx(backward)(gradient, out, lse, seed)
-        lay_out_gradients(module)
+        part_plans(module)
     (node,) = (n for n in module.graph.nodes if "attention" in n.name)
     assert node.args[0].meta["val"].stride() == out.stride()
     assert (node.args[0].target is aten.sin.default) == (order == (0, 1, 2, 3))
+    assert math.copysign(1.0, node.args[13]) == -1.0  # its plans are no plans of eager code
+
+
+@pytest.mark.usefixtures("fused_or_error")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("door", ["compile", "script"])
+def test_gradients_of_attention_after_eager_code_with_another_layout_of_gradients(door):
+    """Its query is contiguous, so its result is; the gradient that eager code has is not."""
+
+    def function(q, k, v):
+        out = F.scaled_dot_product_attention((q * 0.5).contiguous(), k * 2.0, v + 1.0)
+        return (out.transpose(1, 2) * 2.0).cos()
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    tensors = [
+        torch.randn(2, 3, n, 64, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for n in (72, 136, 136)
+    ]
+    if door == "script":
+        run = torch.jit.script(function)
+    else:
+        run = torch.compile(function, backend="tsfuser")
+    found = []
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), tsfuser.fuser():
+        for called in (function, run, run, run, function):
+            leaves = [x.clone().requires_grad_() for x in tensors]
+            out = called(*leaves)
+            out.float().square().sum().backward()
+            found.append([leaf.grad.float() for leaf in leaves])
+    for grads in found:
+        for grad, eager in zip(grads, found[0]):
+            assert (grad - eager).abs().max() <= 0.03 * eager.abs().max()
 
 
 @pytest.mark.usefixtures("forgotten", "fused_or_error")

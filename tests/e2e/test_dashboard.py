@@ -54,6 +54,27 @@ def test_a_model_is_measured_once_and_a_file_goes_on(tmp_path):
     assert "dlrm, training, steady" not in again.stdout and "dlrm " in again.stdout
 
 
+def test_what_the_time_did_not_suffice_for_is_measured_in_the_next_run(tmp_path, monkeypatch):
+    """The processes have said what is right when the time is over, and were not asked for more."""
+    now = [0.0]
+
+    class Told:
+        def __init__(self, *arguments):
+            self.process = self
+
+        def told(self, seconds, until=None):
+            now[0] += 60.0
+            return iter([{"peer": peer, "right": "yes"} for peer in dashboard.COMPARED])
+
+        send = end = poll = lambda *arguments, **named: None
+
+    monkeypatch.setattr(dashboard, "Child", Told)
+    monkeypatch.setattr(dashboard.time, "monotonic", lambda: now[0])
+    path = tmp_path / "results.jsonl"
+    request = dashboard.Request(["dlrm"], ["training"], ["steady"], list(dashboard.COMPARED), False, 50.0)
+    assert list(dashboard.measure(request, path)) == [] == dashboard.read(path)
+
+
 def test_a_block_is_measured_in_its_mode(tmp_path):
     path, names = tmp_path / "results.jsonl", ["modulated", "float8_rows"]
     done = run("--json", path, "--only", ",".join(names), "--peers", "eager,tsfuser", kind="--blocks")

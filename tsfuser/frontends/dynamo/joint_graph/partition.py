@@ -23,7 +23,7 @@ from ..fx.recomputed import name_recomputed
 from ..fx.updates import sharing, updates
 from ..rewrites.simplify import without_detach
 from . import norms, sizes_only, softmaxes
-from .attention import lay_out_gradients
+from .attention import part_plans
 from .channels_last import channels_last
 from .discontinuous import save_compared
 from .dropout import seed_dropouts
@@ -80,7 +80,7 @@ def _cut(
         without_detach(joint)
         seed_dropouts(joint)
     channels_last(joint, layout, inference=False)
-    lay_out_gradients(joint)
+    part_plans(joint)
     norms.drop_running_statistics(joint)
     if recompute:
         norms.expand(joint)
