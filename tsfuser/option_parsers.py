@@ -27,10 +27,11 @@ class OptionError(ValueError):
         self.rest = rest
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """The end of a message about an unknown word: `"; did you mean 'cuda_kernel'?"`, or "" where nothing is
-    like it. A name without its namespace is like the full one."""
-    names = {name.lower(): name for name in known}
+    like it. A name without its namespace is like the full one. A `prefix` makes no names alike."""
+    word = word.removeprefix(prefix)
+    names = {name.removeprefix(prefix).lower(): name for name in known}
     names |= {name.rpartition("::")[2]: full for name, full in names.items()}
     close = difflib.get_close_matches(word.lower(), names, 1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""

@@ -208,7 +208,7 @@ def unknown(environ: Mapping[str, str], prefix: str) -> list[str]:
     """A sentence about each variable with the prefix that is none of ours."""
     known = [row.variable for row in TABLE]
     return [
-        f"{name} is no option of tsfuser{parsers.did_you_mean(name, known)}"
+        f"{name} is no option of tsfuser{parsers.did_you_mean(name, known, prefix)}"
         for name in sorted(environ)
         if name.startswith(prefix) and name not in known and name not in _OTHER_VARIABLES
     ]

@@ -75,6 +75,13 @@ def test_explain_reports_however_the_script_ends(tmp_path, end):
     assert "words ['--html']" in out and "block: 3 ops fused in 1 group and 1 kernel" in out
 
 
+@pytest.mark.parametrize("words", [("explain",), ("kernel", "--list")], ids=lambda words: words[0])
+def test_that_a_script_runs_unfused_is_no_warning_at_a_line_of_ours(tmp_path, words):
+    _, out, err = run(tmp_path, *words, "old.py")
+    assert "TsfuserWarning" not in err
+    assert ("block itself runs unfused" in out) == (words == ("explain",))
+
+
 def test_explain_says_what_it_cannot_explain_and_goes_on(tmp_path):
     end = "@torch.jit.script\ndef wrong(x):\n    return x + torch.ones(3)\n\nwrong(torch.ones(4))"
     status, out, err = run(tmp_path, "explain", "old.py", end=end)

@@ -126,6 +126,16 @@ def test_lines_of_torchs_own_code_lead_back_to_the_program(device):
     assert linear[0].place.line == line_of("torch.relu(self.linear(h))")
 
 
+def test_the_front_end_of_a_plain_function_is_said(device):
+    sentence = "as torch.jit.script takes it"
+    x = torch.rand(3, 6, device=device)
+    with torch.no_grad():
+        plain = tsfuser.explain(Block().to(device), x)
+        scripted = tsfuser.explain(torch.jit.script(Block().to(device)), x)
+    assert str(plain).splitlines()[1].strip().startswith(sentence) and sentence in plain.to_html()
+    assert not scripted.front_end and sentence not in str(scripted)
+
+
 class Inplace(torch.nn.Module):
     """Two calls of the same module function from two lines, and in-place ops."""
 

@@ -163,4 +163,4 @@ def test_lines_do_not_run_under_boxes():
 
 
 def test_short_times_are_in_nanoseconds():
-    assert [duration(s) for s in (4.2e-8, 1.26e-6, 2.5e-3)] == ["42 ns", "1.3 us", "2.50 ms"]
+    assert [duration(s) for s in (4.2e-8, 1.26e-6, 2.5e-3, 2.395)] == ["42 ns", "1.3 us", "2.50 ms", "2.40 s"]

@@ -162,6 +162,7 @@ def test_a_word_that_is_nearly_right_is_asked_back(variable, text, like):
         ("TSFUSER_CACHE", "TSFUSER_", "; did you mean 'TSFUSER_CACHE_DIR'?"),
         ("TSFUSER_HOSTLAUNCH", "TSFUSER_", "; did you mean 'TSFUSER_HOST_LAUNCH'?"),
         ("TSFUSER_XYZZY", "TSFUSER_", ""),
+        ("TSFUSER_FAST_MAHT", "TSFUSER_", ""),  # nothing but its prefix is like that of an option
         ("PYTORCH_NVFUSER_DUMPS", "PYTORCH_NVFUSER_", "; did you mean 'PYTORCH_NVFUSER_DUMP'?"),
     ],
 )

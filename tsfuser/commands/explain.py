@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from ..debug.calls import Recorded, collected
-from ..debug.explain import explain
 from . import script
+from .explain_call import explain_call
 
 SUMMARY = "run a script, then say what is fused in its scripted and compiled functions, and why not all"
 
@@ -42,8 +42,7 @@ def command(chosen: argparse.Namespace) -> int:
 def _explained(call: Recorded, html: Path | None, before: int) -> bool:
     """Whether the call could be explained: a script that failed may have done so in this call."""
     try:
-        with call.mode():
-            found = explain(call.function, *call.args, **call.kwargs)
+        found = explain_call(call)
     except Exception as error:
         print(
             f"\n{call.name}: not explained, since it raises {type(error).__name__}: {error}", file=sys.stderr

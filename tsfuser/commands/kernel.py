@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from ..debug.calls import collected
-from ..debug.explain import explain
 from ..debug.findings import Kernel, Kernels
 from ..debug.summary import costly_kernels
 from . import script
+from .explain_call import explain_call
 
 SUMMARY = "run a script, then write one of its kernels as a file that runs by itself"
 
@@ -41,8 +41,7 @@ def command(chosen: argparse.Namespace) -> int:
     costly: list[tuple[float, Kernel]] = []
     for call in (call for call in calls if chosen.only in (None, call.name)):
         try:
-            with call.mode():
-                found = explain(call.function, *call.args, **call.kwargs)
+            found = explain_call(call)
         except Exception as error:
             _say(f"{call.name}: left out, since it raises {type(error).__name__}: {error}")
             continue

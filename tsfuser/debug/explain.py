@@ -25,7 +25,7 @@ from ..grouping.support import Refusals
 from .caveat import caveat
 from .costs import measured
 from .findings import Findings, GraphReport
-from .isolate import IsolatedScript, isolate
+from .isolate import IsolatedScript, is_scripted, isolate
 from .isolate_compiled import compiled, isolate_compiled
 from .page import page
 from .plans import plans_of
@@ -37,6 +37,11 @@ from .unfused_functions import unwarned
 #: Inference is fused in call 2, training in call 3, forward and backward. Each is one call later where
 #: branches are settled, and so are fallbacks.
 CALLS = 5
+
+#: Said of a function that is neither scripted nor compiled.
+_SCRIPTED_HERE = (
+    'as torch.jit.script takes it; give torch.compile(..., backend="tsfuser") to see the graphs of that'
+)
 
 _FORWARD = ", forward"
 _ELSEWHERE = "in a branch, a loop, a fork or a fallback"
@@ -82,7 +87,8 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         reports = reports_of_scripted(isolated, outcomes, reader)
     fused = any(group.kernels for report in reports for group in report.groups)
     said = caveat(isolated, fused)
-    return Explanation(isolated.name, tuple(reports), said, costs=costs.numbered(reader.numbers))
+    found = Explanation(isolated.name, tuple(reports), said, costs=costs.numbered(reader.numbers))
+    return found if is_scripted(fn) else replace(found, front_end=_SCRIPTED_HERE)
 
 
 def reports_of_scripted(

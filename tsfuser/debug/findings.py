@@ -205,13 +205,15 @@ class Break:
 @dataclass(frozen=True)
 class Findings:
     """`name`: of the function; its optimised graphs, outer ones first; why the function itself does not run
-    as they say, "" where it does; where the graphs of a compiled one break; what a step costs."""
+    as they say, "" where it does; where the graphs of a compiled one break; what a step costs; the front end
+    that was chosen for a function that is neither scripted nor compiled, else ""."""
 
     name: str
     graphs: tuple[GraphReport, ...]
     caveat: str = ""
     breaks: tuple[Break, ...] = ()
     costs: Costs = field(default=Costs(0.0, {}, {}), repr=False)
+    front_end: str = ""
 
     @property
     def groups(self) -> list[Group]:

@@ -75,10 +75,15 @@ class IsolatedScript(Isolated):
     function: Any
 
 
+def is_scripted(fn: Any) -> bool:
+    """Whether it is a scripted function, module or method."""
+    return isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.ScriptMethod))
+
+
 def scripted(fn: Any) -> Any:
     """`fn` if it is scripted already, else what `torch.jit.script` makes of it; of a method of a module,
     what it makes of the module. Raises TypeError for what it does not take."""
-    if isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.ScriptMethod)):
+    if is_scripted(fn):
         return fn
     name = getattr(fn, "__name__", type(fn).__name__)
     if not callable(fn):

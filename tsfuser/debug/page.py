@@ -48,7 +48,8 @@ def _head(findings: Findings) -> str:
     left = sum(n.reason != NOT_RUN for n in findings.left_out) + sum(
         len(g.nodes) for g in findings.groups if g.refusal
     )
-    time = "".join(f"<br>{escape(line.strip())}" for line in step(findings))
+    front_end = [findings.front_end] if findings.front_end else []
+    time = "".join(f"<br>{escape(line.strip())}" for line in [*step(findings), *front_end])
     line = escape(summary(findings).partition(": ")[2])
     caveat = f'<p class="tag bad">{escape(_sentence(findings.caveat))}.</p>' if findings.caveat else ""
     return (

@@ -19,7 +19,8 @@ UNREACHED = "did not run: its guard did not let the call pass, or the program we
 
 def text(findings: Findings) -> str:
     """The whole table."""
-    said = [f"  but {findings.caveat}; what follows is a copy's"] if findings.caveat else []
+    said = [f"  {findings.front_end}"] if findings.front_end else []
+    said += [f"  but {findings.caveat}; what follows is a copy's"] if findings.caveat else []
     first = [*step(findings), *(_most_costly(findings) if is_network(findings) else [])]
     graphs = (line for g, title in folded(findings.graphs) for line in _graph(g, title))
     return "\n".join([summary(findings), *said, *first, *graphs, *_breaks(findings)])
@@ -173,7 +174,9 @@ def bandwidth(launch: Timing) -> str:
 def duration(seconds: float) -> str:
     if seconds < 1e-6:
         return f"{seconds * 1e9:.0f} ns"
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+    return f"{seconds:.2f} s"
 
 
 def size(n: int) -> str:
