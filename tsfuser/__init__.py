@@ -40,6 +40,7 @@ from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .frontends.dynamo import door
+from .frontends.dynamo.any_size import compile
 from .frontends.torchscript import caller, joint_door, passes, shown_graphs
 from .frontends.torchscript.training import differentiable
 from .graph import effects, functionalize, matmul_operands
@@ -51,8 +52,8 @@ from .planning import failures, planner
 from .planning.background import wait
 
 __all__ = [
-    "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options",
-    "reset", "stats", "thunder_executor", "wait", "warm",
+    "TsfuserWarning", "__version__", "check", "compile", "disable", "enable", "enabled", "explain", "fuser",
+    "options", "reset", "stats", "thunder_executor", "wait", "warm",
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows()}

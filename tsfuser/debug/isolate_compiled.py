@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..frontends.dynamo.any_size import context_of, take_over
 from ..planning import background
 from .isolate import Isolated, copied_module, generators_of, mapped
 
@@ -80,6 +81,7 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     again = torch.compile(
         _separate(program), backend=backend, fullgraph=context.fullgraph, dynamic=context._dynamic
     )
+    take_over(context, again)
     with generators_of((*owner, *given)), _left_as_found(backend), background.off():
         yield IsolatedCompiled(name_of(fn), owner, given, functools.partial(call, again), eager)
 
@@ -87,18 +89,6 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
     exact = tensor.detach().double() if tensor.is_floating_point() else tensor
     return exact.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else exact
-
-
-def context_of(fn: Any) -> Any:
-    """torch's record of how `fn` was compiled."""
-    found = getattr(fn, "dynamo_ctx", None)
-    if found is None:
-        function = fn.__func__ if inspect.ismethod(fn) else fn
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-        found = cells["self"].cell_contents if "self" in cells else None
-    if not callable(getattr(found, "callback", None)):
-        raise TypeError("a function is wanted that torch.compile compiles: this one is excluded from it")
-    return found
 
 
 def _choices(backend: Any, name: str) -> dict[str, Any]:

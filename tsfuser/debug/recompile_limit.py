@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from .isolate_compiled import TORCH_COMPILE, context_of, name_of, original_of
+from ..frontends.dynamo.any_size import context_of
+from .isolate_compiled import TORCH_COMPILE, name_of, original_of
 
 _WHAT_TO_DO = (
     "TORCH_LOGS=recompiles says what differs from call to call; with dynamic=True or "

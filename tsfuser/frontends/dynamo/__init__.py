@@ -2,6 +2,7 @@
 
 In the order in which a graph meets them (each folder's `__init__.py` lists its files):
 
+any_size.py    tsfuser.compile: torch.compile with one graph for all sizes
 door.py        how torch finds the backend by its name
 compile.py     what torch.compile calls; settings.py: its options; cuda_graphs.py: mode="reduce-overhead"
 tracing/       what AOTAutograd is told before it traces
