@@ -137,8 +137,8 @@ def version(tag: str = "") -> str:
 
 
 def torch_tag() -> str:
-    """For the version of what is built, as in 0.3.0+torch2.13: an extension loads with the torch that it is
-    built for."""
+    """The part of the version that names torch, as in 0.3.0+torch2.13: an extension loads with the torch that
+    it is built for."""
     import torch
 
     return "+torch" + ".".join(torch.__version__.split(".")[:2])

@@ -17,7 +17,7 @@ def _scale(amax: torch.Tensor) -> torch.Tensor:
 
 
 def _cast(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """`x * scale`, saturated: before torch 2.13 its cast makes NaN of what is too large."""
+    """`x * scale`, saturated: before torch 2.13 its cast makes NaN of values that are too large."""
     return (x.to(torch.float32) * scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
 
 

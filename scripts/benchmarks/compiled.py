@@ -108,7 +108,7 @@ def _do(order, child, result):
 
 
 def _say_out_of_time(cell):
-    """In the place of what a process that the budget has ended says."""
+    """Replaces the message of a process that ran out of budget."""
     if cell.get("error", "").startswith("not all was measured"):
         cell["error"] = OUT_OF_TIME
 
@@ -118,7 +118,7 @@ _COLUMNS = {"first s": True, "filled s": True, "its": False, "gpu us": True, "pe
 
 
 def summary(results):
-    """Geometric means of tsfuser's figures over inductor's, and sums of what twenty sizes needed."""
+    """Geometric means of tsfuser's figures over inductor's, and sums over twenty sizes."""
     lines = []
     for column, lower in _COLUMNS.items():
         pairs = [[r.cells.get(peer, {}).get(column) for peer in ("tsfuser", "compile")] for r in results]

@@ -56,7 +56,7 @@ class Request:
 
 
 def measure(request: Request, path: Path) -> Iterator[dict]:
-    """The rows of what `path` does not have yet, as they come; each is added to the file."""
+    """The rows that `path` does not have yet, as they come; each is added to the file."""
     had = {_key(row) for row in read(path)}
     orders = [
         {"model": model, "mode": mode, "part": part, "large": request.large, "peers": list(request.peers)}

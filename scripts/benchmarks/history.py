@@ -35,7 +35,7 @@ class Row:
 
 
 def run_of(measured, when, commit):
-    """The line of what `scripts/bench --json` wrote."""
+    """The line for a file that `scripts/bench --json` wrote."""
     return {
         "when": when,
         "commit": commit,

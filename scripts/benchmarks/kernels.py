@@ -1,6 +1,6 @@
 """The cases of `scripts/sweep`: reductions, softmax and norms over rows of many lengths, and pointwise ops.
 
-In: a family, a length of what is reduced, a number of elements, a dtype. Out: a function and its tensors.
+In: a family, a length to reduce, a number of elements, a dtype. Out: a function and its tensors.
 Example:
 
     FAMILIES["layer_norm"].tensors(4096, 1 << 25, torch.float32, "cuda")  # x of [8192, 4096], weight, bias

@@ -48,7 +48,7 @@ def small(x: Tensor) -> Tensor:
 
 def bandwidth(name, function, shapes, copies, peers, settings, device=None, dtype=torch.float32):
     """Device time of `function` on tensors of `shapes`, and its part of the copy bandwidth; a copy of the
-    first moves 1/`copies` of what must move."""
+    first moves 1/`copies` of the bytes that must move."""
     device = device or DEVICE
     sets = [tuple(torch.randn(s, device=device, dtype=dtype) for s in shapes) for _ in range(2)]
     title = f"{name} {list(shapes[0])} {str(dtype)[6:]} on {device}"

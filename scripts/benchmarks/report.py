@@ -17,7 +17,7 @@ _WIDTH, _LINE, _NAMES = 13, 120, 29
 
 _PEERS = {**PEERS, **THUNDER}
 
-#: The error of what was not measured because `--budget` was used up: nothing has failed.
+#: The error of cases that were not measured because `--budget` was used up: nothing has failed.
 OUT_OF_TIME = "not measured: the time budget is used up"
 
 

@@ -1,4 +1,5 @@
-"""What is compared with a result that depends on it: gradients of extremes, masks of what is equal to one."""
+"""Values that are compared with a result that depends on them: gradients of extremes, masks of elements that
+equal one."""
 
 import pytest
 import torch

@@ -65,7 +65,7 @@ def outcome(function, given):
 
 
 def messages(x, w, source, target):
-    """The sums of what the nodes of a graph get along its edges."""
+    """The sums of the messages that the nodes of a graph get along its edges."""
     m = torch.tanh(x[source] * w[:, None])
     return torch.zeros_like(x).index_add(0, target, m)
 

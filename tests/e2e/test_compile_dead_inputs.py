@@ -146,7 +146,7 @@ def test_check_compares_with_ops_of_intact_operands():
 @pytest.mark.graphs
 @pytest.mark.parametrize("mode, gives", [(None, True), ("reduce-overhead", False)])
 def test_saved_tensors_belong_to_the_backward_but_for_cuda_graphs(mode, gives, monkeypatch):
-    """Whose trees know the addresses of what a forward has saved."""
+    """Whose trees know the addresses of the tensors that a forward has saved."""
     known = []
 
     def recorded(module, settings, origin, donated, *others):

@@ -44,7 +44,7 @@ def test_choices_without_a_meaning_are_errors(choices, words):
 
 
 def test_compiling_warns_of_nothing(device):
-    """torch warns of what a deepcopy of a graph does."""
+    """torch warns where a graph is deep-copied."""
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).to(device)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)

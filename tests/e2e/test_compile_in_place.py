@@ -327,7 +327,7 @@ def scaled_after_a_write(x, w, at):
 
 
 def other_rows(x, w):
-    """The first write is of a part of what the last one writes."""
+    """The first write is to a part of the last one's target."""
     x[1:3].mul_(2)
     product = x @ w
     x[:, 1:].add_(product[:, 1:])

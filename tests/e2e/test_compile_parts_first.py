@@ -1,4 +1,5 @@
-"""Slices in front of what they are a slice of: no more is computed than somebody reads."""
+"""Slices move in front of the op whose result they are a slice of: no more is computed than somebody
+reads."""
 
 import copy
 

@@ -18,7 +18,7 @@ TERMS = 400
 
 
 def saved_by(function, *args):
-    """The result, and the sizes of what else autograd has saved than that, the arguments and parameters."""
+    """The result, and the sizes of saved tensors other than that, the arguments and the parameters."""
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         result = function(*args)
@@ -169,7 +169,7 @@ def test_a_view_that_is_saved_tells_that_its_base_has_changed(device):
 
 
 class Attention(nn.Module):
-    """Softmax in float32 of what is narrower, as autocast has it."""
+    """Softmax in float32 of narrower operands, as autocast has it."""
 
     def __init__(self, log, dropout=0.0):
         super().__init__()

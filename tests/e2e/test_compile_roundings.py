@@ -105,7 +105,7 @@ def narrow_statistics(x, y):
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_errors_are_at_most_those_of_eager(program, dtype, columns, device):
-    """Of a sum of what a norm over a whole row gives, the gradient is 0. A norm over one element has none at
+    """The gradient of the sum of a norm over a whole row is 0. A norm over one element has none at
     all: the rest of a rounding, times 1 / sqrt(1e-5) = 316, would be it."""
     compiled = torch.compile(program, backend="tsfuser")
     for weighted in (False, True):

@@ -13,7 +13,7 @@ from kit.support import assert_matches
 from tsfuser.frontends.dynamo.tracing.decompositions import decompositions
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten")]
-_seen: list = []  # strides and offsets of what the custom ops were given
+_seen: list = []  # strides and offsets of the custom ops' operands
 
 
 @torch.library.custom_op("tsfuser_strides::look", mutates_args=())

@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 class Returned(Net):
-    """A part of what a convolution reads is seen by the caller."""
+    """The caller gets a part of a convolution's operand."""
 
     def forward(self, x):
         x = self.blocks(torch.relu(x))
@@ -229,7 +229,7 @@ def test_without_gradients(device):
 
 
 def copies(function):
-    """The sizes of what convolutions and their derivatives copy in a call."""
+    """The sizes of the tensors that convolutions and their derivatives copy in a call."""
 
     def is_of_convolution(event):
         return event is not None and ("convolution" in event.name or is_of_convolution(event.cpu_parent))

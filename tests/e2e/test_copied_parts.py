@@ -164,7 +164,8 @@ def written_before_the_parts(x, w):
 
 
 def written_behind_the_parts(x, w):
-    """Where a dim has one element, `contiguous` hands its operand on, and the parts are of what changes."""
+    """Where a dim has one element, `contiguous` returns its operand, so the parts are views of a tensor that
+    changes."""
     y = torch.tanh(x.masked_fill(x > 2.0, 0.5) * w)
     whole = y.transpose(0, 1).contiguous()
     first, second = whole[0], whole[1]

@@ -44,7 +44,7 @@ INSIDE = {
     "of an input": "y = x.transpose(1, 2).reshape(b, -1, c)\n    return torch.matmul(y, w), y * 2.0",
     "of an input, a view of it is read": "y = x.transpose(1, 3).reshape(b, -1, h).transpose(1, 2)\n"
     "    return torch.matmul(y, y.transpose(1, 2)), x * w",
-    "of what a branch gives": "y = torch.tanh(x * w)\n    if b > 2:\n        y = y.unsqueeze(0)\n"
+    "of a branch's result": "y = torch.tanh(x * w)\n    if b > 2:\n        y = y.unsqueeze(0)\n"
     "    y = y.transpose(-3, -2).reshape(b, -1, c)\n    return torch.matmul(y, w), y.exp()",
     "of a part that a branch gives": "y = torch.tanh(x * w)\n    if b > 0:\n        y = y[:, :, :, 1:]\n"
     "    y = y.transpose(1, 2).reshape(b, h * k, c - 1)\n    return torch.matmul(y, w[1:]), y.exp()",

@@ -129,8 +129,8 @@ ALIASES = [
 @pytest.mark.parametrize("layout", ["row-major", "column-major"])
 @pytest.mark.parametrize("body", ALIASES)
 def test_memory_is_shared_as_in_eager(body, layout, written, request):
-    """Where eager raises since a saved tensor was written to, the gradient here may be that of what was
-    computed."""
+    """Where eager raises since a saved tensor was written to, the gradient here may be that of the values
+    before the write."""
     ways = [(True, True), (True, False), (False, True), (False, False)]
     every = written is None or request.config.getoption("--long")
     for needed in ways if every else ways[::3]:

@@ -1,4 +1,4 @@
-"""Dropout in groups: the rate of what is kept, one mask for all who see it, special probabilities and modes,
+"""Dropout in groups: the part that is kept, one mask for all readers, special probabilities and modes,
 training."""
 
 import math

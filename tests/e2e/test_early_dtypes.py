@@ -160,7 +160,7 @@ def test_a_number_on_the_cpu_stands_beside_any_device(device):
 
 
 def test_batch_norm(device):
-    """Its result has the dtype of what it normalises, so that the noise needs not wait for it."""
+    """Its result has its input's dtype, so that the noise needs not wait for it."""
 
     def program(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor):
         y = torch.nn.functional.batch_norm(torch.cumsum(x, 0), None, None, weight, bias, True)

@@ -1,4 +1,4 @@
-"""Sizes of what ops of groups compute follow from those of what they have got
+"""Sizes of results of groups follow from those of the groups' operands
 (csrc_stubs/torchscript/early_sizes.cpp, and the rules of tsfuser/grouping/size_rules.py): a channel shuffle
 is in one differentiable graph with what it shuffles, windows of an image with what normalised it."""
 

@@ -1,4 +1,4 @@
-"""`tsfuser.explain` and `tsfuser.check` of what torch.compile compiled.
+"""`tsfuser.explain` and `tsfuser.check` of functions that torch.compile compiled.
 
 The reports are about graphs, not kernels, so the fibers are left to `--long`."""
 

@@ -45,8 +45,7 @@ def line_of(text):
 
 
 def test_ops_in_a_branch_of_a_module_have_the_line_that_calls_it(device):
-    """Torch forgets the callers of what stands in an If without results, as `num_batches_tracked.add_(1)`
-    does."""
+    """Torch forgets the callers of a node in an If without results, as of `num_batches_tracked.add_(1)`."""
     counts = [n for n in explained("resnet_basic", device, wrapped=Read).left_out if n.kind == "aten::add_"]
     assert {n.place.line for n in counts} == {line_of("out = self.layers(x)")}
     assert all(n.place.within.startswith("batchnorm.py:") for n in counts)

@@ -1,4 +1,5 @@
-"""Gradients of what chooses among tensors: bounds that require one, ties, NaN and infinities, as in eager."""
+"""Gradients of ops that choose among tensors: bounds that require one, ties, NaN and infinities, as in
+eager."""
 
 import itertools
 import math

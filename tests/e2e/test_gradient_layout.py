@@ -1,4 +1,4 @@
-"""Gradients in the layout of what they are the gradients of."""
+"""Gradients have the layout of the tensor that they are the gradient of."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def tensors(device, sizes=(3, 10, 32), dtype=torch.float32):
 
 
 def wished(program, arguments):
-    """The scripted program, trained, and the groups that heed a wish."""
+    """The scripted program, trained, and the groups that follow a layout hint."""
     scripted = fresh(program)
     with tsfuser.fuser(), passes.watching() as seen, no_fallback():
         for _ in range(4):
@@ -114,7 +114,7 @@ def test_second_derivatives(device):
 
 
 def test_another_rank_in_a_later_call(device):
-    """The order is for the rank that was profiled; the group of another rank has no wish to heed."""
+    """The order is for the rank that was profiled; the group of another rank has no layout hint."""
 
     def program(x: Tensor, w: Tensor):
         h = (x * 2.0).transpose(0, 1)

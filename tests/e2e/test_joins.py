@@ -68,7 +68,7 @@ PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
     "of sums along the dim": "torch.cat((x.sum(0), y.sum(0)), 1) * 2.0",
     "of normalised rows": "torch.cat((torch.softmax(x, -1), torch.softmax(y, -1)), -1) * 2.0",
     "of normalised rows, by rows": "torch.cat((torch.softmax(x, -1), y), 0) * 2.0",
-    "of what is broadcast": "torch.cat((x[:, :1] + 1.0, y), 1) * 2.0",
+    "of a broadcast result": "torch.cat((x[:, :1] + 1.0, y), 1) * 2.0",
     "of numbers broadcast": "torch.cat((torch.zeros_like(x) + 1.0, y), 2) * 2.0",
     "transposed": "torch.cat((x.transpose(1, 2) * 2.0, y.transpose(1, 2)), 1) + 1.0",
     "read transposed": "torch.cat((x, y), 1).transpose(1, 2) * 2.0 + x[:1, :1, :1]",
@@ -79,7 +79,7 @@ PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
     "of merged heads": f"torch.cat(({merged('x')}, {merged('y')}, x), 2) + 1.0",
     "of merged heads behind": f"torch.cat((x, {merged('x')}), 2) + 1.0",
     "of merged heads at an odd place": f"torch.cat((x[..., :3], {merged('x')}), 2) + 1.0",
-    "flat, of what was flat in another order": "torch.cat((((x * 2.0).flatten() + 1.0).view_as(x)"
+    "flat, of a tensor that was flat in another order": "torch.cat((((x * 2.0).flatten() + 1.0).view_as(x)"
     ".transpose(0, 1).relu().reshape(-1), y.flatten() * 2.0), 0) + 1.0",
     "sum along it": "(torch.cat((x, y), -1) * 2.0).sum(-1)",
     "sum along another": "(torch.cat((x, y), -1) * 2.0).sum(1)",

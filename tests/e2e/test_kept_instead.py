@@ -1,5 +1,5 @@
-"""What the backward computes again of a tensor that is in memory anyway: of a product and a copy of the bias
-that is added to it, and with `keep_inputs` of what the program is given."""
+"""The backward computes values again from a tensor that is in memory anyway: from a product and a copy of the
+bias that is added to it, and with `keep_inputs` from the program's inputs."""
 
 import math
 

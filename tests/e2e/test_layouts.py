@@ -98,7 +98,7 @@ def test_rms_norm_keeps_channels_last(device, layout):
 
 
 def test_dims_of_size_1_have_eagers_strides_too(device):
-    """They decide about the layout of what follows: torch takes this one for channels-last."""
+    """They decide about the layout of later results: torch takes this one for channels-last."""
     x = torch.randn(1, 5, 6, 1, device=device).permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
     scripted = script("def f(x):\n    return torch.sigmoid(x) * 2.0\n")
     with no_fallback():

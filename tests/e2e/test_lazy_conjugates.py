@@ -84,7 +84,7 @@ def written(x, weights):
 
 
 def test_writes_to_a_lazy_tensor(device):
-    """The memory that it is a view of has the conjugate of what was written."""
+    """The memory that it is a view of has the conjugates of the written values."""
     x, weights = numbers(8, 33, device=device), numbers(33, device=device)
     scripted = fuse(written, x.clone(), weights)
     for _ in range(2):

@@ -276,7 +276,7 @@ def _(x):
 
 
 class Looks(torch.autograd.Function):
-    """A backward that depends on the strides of what is saved."""
+    """A backward that depends on the strides of the saved tensor."""
 
     @staticmethod
     def forward(ctx, z, how):

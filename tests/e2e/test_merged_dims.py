@@ -292,7 +292,7 @@ def test_gradients_through_merged_dims(device, text):
 
 
 def test_a_gradient_written_by_hand(device):
-    """The backward of an unflatten is a merge of what is computed, that of a flatten a split."""
+    """The backward of an unflatten merges dims of a computed gradient, that of a flatten splits one."""
 
     def program(g, x, w):
         inner = torch.ops.aten.gelu_backward(g, x)

@@ -1,4 +1,4 @@
-"""A join of what was joined before, and more, reads that join's result (csrc_stubs/torchscript/
+"""A join of an earlier join's operands, and more, reads that join's result (csrc_stubs/torchscript/
 nested_joins.cpp)."""
 
 import pytest

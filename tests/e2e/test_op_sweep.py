@@ -157,7 +157,7 @@ def test_ops_in_place(place, target, dtype, count, ops):
 @pytest.mark.parametrize("trained", [False, True])
 @of([torch.bfloat16, torch.float16], {"cpu": {torch.bfloat16: 1}})
 def test_autocast(place, target, dtype, count, ops, trained):
-    """Operators of which autocast casts operands, or those of what they are made of."""
+    """Operators whose operands autocast casts, also where it does so in the ops that they are made of."""
     programs = swept(ops, place, dtype, count, training=trained)
     with torch.autocast(torch.device(place).type, torch.bfloat16):
         what = f"{dtype} on {target} under autocast"
@@ -233,8 +233,8 @@ UNLISTED = {
     "aten::index": "made of `x[i]`: test_indexing",
     "tsfuser::filled": "made of writes to parts: test_number_writes",
     "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
-    "tsfuser::kept_result": "made of what is kept of a batch norm: test_norm_results",
-    "tsfuser::batch_norm_result": "made of what is kept of a batch norm: test_norm_results",
+    "tsfuser::kept_result": "made from the saved tensors of a batch norm: test_norm_results",
+    "tsfuser::batch_norm_result": "made from the saved tensors of a batch norm: test_norm_results",
     "tsfuser::rows": "made of the gradient of linear: test_special_gradients",
     "tsfuser::additive_mask": "made of masks that attentions share: test_shared_masks",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",

@@ -89,7 +89,8 @@ def test_what_is_around_the_cast_is_fused_and_runs_directly(device, cast):
     assert cast == "like what is compared" or {"aten::relu", "aten::mul"} <= fused
 
 
-#: Casts to the dtype of what the operand is not computed of, which torch may not note, stand between groups.
+#: Casts to the dtype of a tensor that the operand does not depend on, which torch may not note, stand between
+#: groups.
 ELSEWHERE = {
     "nothing reads it": "z = 0",
     "another result is computed of it": "z = torch.tanh(like)",

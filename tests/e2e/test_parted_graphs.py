@@ -1,5 +1,5 @@
 """What several differentiable graphs read, since an op that autodiff does not know parts them: casts that the
-program makes (csrc_stubs/torchscript/twin_rows.cpp), and views of what no op with a derivative has made
+program makes (csrc_stubs/torchscript/twin_rows.cpp), and views of tensors that no op with a derivative made
 (views_apart.cpp). Torch would take such a node, and all that reads it, out of the graphs."""
 
 import itertools
@@ -18,7 +18,7 @@ PARTED = {
     a = torch.tanh(z * 2.0)
     return torch.sigmoid(z + torch.cumsum(a, 0)) * z
 """,
-    "a cast of what torch makes": """
+    "a cast of a result of torch's": """
     z = torch.cumsum(w, 1).to(torch.float32)
     a = torch.tanh(z * x)
     return torch.sigmoid(z + torch.cumsum(a, 0)) * z

@@ -389,8 +389,8 @@ def test_the_collector_of_cycles_waits_for_a_pass_alone():
 
 
 def test_the_insert_point_does_not_stay_at_a_node_that_may_go():
-    """Torch puts it back where it was, and aborts the process if that node is gone. Here the size of what a
-    group makes is computed before the group."""
+    """Torch puts it back where it was, and aborts the process if that node is gone. Here the size of a
+    group's result is computed before the group."""
 
     def program(x: torch.Tensor):
         y = torch.relu(x.transpose(1, 2)[..., ::2]) * 2.0

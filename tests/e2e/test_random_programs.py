@@ -21,7 +21,7 @@ from tsfuser.planning import compile as pipeline
 
 COUNT = {"cpu": 20, "cpu-fibers": 10}
 #: Seeds of programs that failed once: strides of masked_fill, of a number's power, of expanded bools, of
-#: logsigmoid on the CPU, of dims of size 1, of rms_norm, of batch norm and of what is promoted; the sign of
+#: logsigmoid on the CPU, of dims of size 1, of rms_norm, of batch norm and of promoted operands; the sign of
 #: a zero; sums of terms that cancel; gradients that only TorchScript has; results that ask for gradients
 #: without a way to get any; and a kernel without a loop.
 FAILED_ONCE = [1343, 1689, 1859, 1647, 2384, 21207, 24278, 9200866, 8100526, 8801042]

@@ -431,7 +431,7 @@ def autocast_tensors(device):
 
 
 def kept_under_autocast(device):
-    """What the forward of `gated_linear` keeps of its result's sizes: (kind of what made it, dtype)."""
+    """The tensors of its result's sizes that the forward of `gated_linear` saves: (kind of op, dtype)."""
     from tsfuser.frontends.torchscript.training import differentiable
 
     rewritten, whole = [], differentiable.recompute.compute_again

@@ -29,7 +29,7 @@ PROGRAMS = {
 
 def steps(function, writes):
     """What comes of a call whose leaf is written to behind it, as tensors and Nones."""
-    base = (torch.arange(13.0) / 8)[1:]  # so that the leaf is a view of what needs no gradient
+    base = (torch.arange(13.0) / 8)[1:]  # so that the leaf is a view of a tensor without gradient
     x = base.view(3, 4).requires_grad_()
     z = torch.linspace(1, 2, 4)
     results = function(x, z, 1.0)
@@ -91,7 +91,7 @@ def test_results_that_share_a_copy(copy, name, required):
             assert seen[0] == seen[1]
 
 
-#: Results that are one tensor in eager: a cast of what an op has made, and that, are both returned.
+#: Results that are one tensor in eager: an op's result and a cast of it are both returned.
 TOGETHER = {
     "with its operand": "y = {made}\n    return y.type_as(z), y",
     "in a branch": "y = x\n    if n > 0:\n        y = {made}\n    return y.type_as(z), y",

@@ -1,5 +1,5 @@
-"""Scripted training in 16 bits: norms take statistics of what the forward saves. A row of two elements has no
-gradient behind a norm; with statistics of other numbers than the saved ones it gets one."""
+"""Scripted training in 16 bits: norms take statistics of the values that the forward saves. A row of two
+elements has no gradient behind a norm; with statistics of other numbers than the saved ones it gets one."""
 
 import pytest
 import torch

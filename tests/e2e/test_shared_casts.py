@@ -113,7 +113,7 @@ class ReturnsCast(Normal):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_casts_that_may_change_nothing_are_in_the_graph(device, dtype):
-    """So gradients of what is cast and of what is not are added by a group, and sums that norms read."""
+    """So a group adds the gradients of a value and of its cast, and also sums that norms read."""
     kind = torch.device(device).type
     tensors = [t.detach().to(dtype).requires_grad_() for t in narrow_tensors(device)]
     fused, graph, _ = autocast_training(Normal().to(device), tensors, kind)

@@ -478,7 +478,7 @@ def mutations(content, generator):
 
 
 def test_damaged_files_are_made_anew(store):
-    """200 mutations of the file as it lies there, and of what its seal holds together."""
+    """200 mutations of the whole file, and of its content under a valid seal."""
     x = torch.randn(4, 6)
     wanted = again(first)(x)
     (path,) = files(store)

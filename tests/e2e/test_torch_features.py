@@ -71,7 +71,7 @@ def test_traced_function(xy):
 
 
 def test_the_profiler_shows_the_group(xy):
-    """As nvFuser did, and inside of that the kernel, with the shapes of what the group reads."""
+    """As nvFuser did, and inside of that the kernel, with the shapes of the group's inputs."""
     scripted = fuse(program, *xy)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True

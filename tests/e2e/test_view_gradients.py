@@ -122,7 +122,7 @@ def test_gradients_through_views(device, text):
     assert len(groups(scripted)) == 2
 
 
-# ---- sizes of what is not stored
+# ---- sizes of values that are not stored
 
 
 def test_a_norm_stores_nothing_for_its_sizes(device):
@@ -227,7 +227,7 @@ def test_size_arithmetic(name, arguments, wanted):
     assert getattr(torch.ops.tsfuser, name)(*arguments) == wanted
 
 
-# ---- views of what a differentiable graph has made, written in place
+# ---- views of results of a differentiable graph, written in place
 
 
 def written_inside(x, w):
@@ -250,8 +250,8 @@ def written_and_read(x, w):
 
 @pytest.mark.parametrize("function", [written_inside, returned, written_and_read])
 def test_a_view_of_what_a_graph_has_made_may_be_written_to(device, function):
-    """It has the gradient of what was written, though the graph keeps no history of what it is a view of. The
-    caller writes, too."""
+    """It has the gradient of the written values, though the graph keeps no history of its base. The caller
+    writes, too."""
 
     def gradients(program, dtype=torch.float32):
         generator = torch.Generator().manual_seed(4)

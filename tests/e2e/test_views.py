@@ -18,7 +18,7 @@ PROGRAMS = {
     "squeeze all": "(x * 2.0).sum(0, keepdim=True).squeeze().exp() * 0.5",
     "squeeze a dim": "x.sum(1, keepdim=True).squeeze(1) + y.relu().sum(1)",
     "squeeze dims": "torch.squeeze(x.unsqueeze(0) * 2.0, [0, 1]).relu()",
-    "squeeze of what may be 1": "(x * 2.0).squeeze(0).relu()",
+    "squeeze of a size that may be 1": "(x * 2.0).squeeze(0).relu()",
     "permute": "(x * 2.0).permute(1, 0) + y.permute([-1, 0]).relu()",
     "transpose": "(x * 2.0).transpose(0, -1) * 0.5",
     "t": "(x.t() + y.t()).relu()",
@@ -47,7 +47,7 @@ PROGRAMS = {
     "x.sum(0)",
     "unflatten": "(torch.cat([x, x], 0) * 2.0).unflatten(0, [2, -1]).relu() + y",
     "flatten of a view that adds a dim": "(x.unsqueeze(1).flatten(1) * 2.0).relu() + y",
-    "flatten of what has no dims": "(x.sum() * 2.0).flatten() + y",
+    "flatten of a 0-dim tensor": "(x.sum() * 2.0).flatten() + y",
     "outer product of sums": "(x.sum(1) * 2.0).unsqueeze(1) * x.sum(1).unsqueeze(0)",
 }
 

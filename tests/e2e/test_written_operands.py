@@ -188,7 +188,7 @@ def test_a_view_of_an_operand_that_is_only_cast_is_written(cast):
     ],
 )
 def test_what_a_norm_copies_is_written_where_its_gradient_is_cast(norm, dtype):
-    """That of a product may come in another dtype, so it is cast to that of what is kept."""
+    """That of a product may come in another dtype, so it is cast to that of the saved tensor."""
     text = f"def f(x: Tensor, w: Tensor, z: Tensor):\n    return z * torch.nn.functional.{norm}\n"
     eager, scripted, z = plain(text), script(text), torch.tensor(2.0)
     given = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -334,9 +334,11 @@ def f(x: Tensor, k: Tensor, w: Tensor, s: float):
     {end}
 """
     kept = []
-    keep = recompute._keep_instead
+    keep = recompute._save_operand_instead
     monkeypatch.setattr(
-        recompute, "_keep_instead", lambda saved, cast, *rest: kept.append(cast) or keep(saved, cast, *rest)
+        recompute,
+        "_save_operand_instead",
+        lambda saved, cast, *rest: kept.append(cast) or keep(saved, cast, *rest),
     )
     x, k = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 2, 2, requires_grad=True)
     w = torch.randn(4, requires_grad=True)

@@ -147,7 +147,7 @@ def test_a_norm_over_one_element_has_no_gradient(name, dtype, device):
 
 
 def test_gradients_that_are_zero_are_as_near_to_it_as_eagers(device):
-    """The statistics of the forward are those of what the backward reads."""
+    """The statistics of the forward are those of the values that the backward reads."""
 
     def block(x, y):
         total = x + y

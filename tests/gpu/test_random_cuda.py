@@ -131,7 +131,7 @@ def test_graphed_callables():
 
 
 def saved_by(function, *inputs):
-    """The result, and the dtypes of what autograd has saved, but for the inputs."""
+    """The result, and the dtypes of the tensors that autograd has saved, but for the inputs."""
     saved, given = [], {x.data_ptr() for x in inputs}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         out = function(*inputs)

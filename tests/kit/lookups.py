@@ -45,7 +45,7 @@ def indices(shape, below, device, dtype=torch.int64):
 
 
 def failure(function, *inputs):
-    """Type and text of what a call raises, without the traceback of TorchScript."""
+    """Type and text of a call's error, without the traceback of TorchScript."""
     with pytest.raises(Exception) as caught:
         function(*inputs)
     return type(caught.value), str(caught.value).strip().splitlines()[-1]

@@ -213,10 +213,10 @@ def _check(case, tally, gradients, roundings):
 
 def _otherwise(actual, case, gradients):
     """Eager's results, with elements of `actual` where eager gives the same for another layout of its
-    arguments. Its vector code, of dense tensors, and its scalar code, of all others and of what a vector
-    leaves over, do not agree in all special values: fmod(1e308, 1e-308) is 0 in a tensor of 7, NaN in one of
-    8 elements, and a complex product overflows in another part, as one has fused multiplications and the
-    other not."""
+    arguments. Its vector code, of dense tensors, and its scalar code, of all others and of the rest behind
+    the last whole vector, do not agree in all special values: fmod(1e308, 1e-308) is 0 in a tensor of 7, NaN
+    in one of 8 elements, and a complex product overflows in another part, as one has fused multiplications
+    and the other not."""
     results = list(case.eager)
     for lay_out in (torch.Tensor.contiguous, _in_steps):
         arguments = [lay_out(a) if isinstance(a, torch.Tensor) else a for a in case.program.arguments]

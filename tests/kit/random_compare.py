@@ -102,11 +102,12 @@ def _least(roundings, dtype):
 
 
 def _apart(others, wanted, epsilon):
-    """How far off each element may be, where some are inf or nan: by a multiple of what `others` are, and by
-    roundings of numbers of ordinary size. Infinite where even the roundings of doubles, or the order in
-    which a sum adds, decide what is finite; also where something overflows in eager's dtype that does not in
-    double: then it may in a group, or not, which keeps more digits of what it does not store. `others`:
-    eager's, and those with noise."""
+    """How far off each element may be, where some are inf or nan: by a multiple of the errors of `others`,
+    and by roundings of numbers of ordinary size. Infinite where even the roundings of doubles, or the order
+    in which a sum adds, decide what is finite; also where something overflows in eager's dtype that does not
+    in
+    double: then it may in a group, or not, which keeps more digits of values that it does not store.
+    `others`: eager's, and those with noise."""
     offs = torch.stack([(other - wanted).abs() for other in others])
     ordinary = wanted.abs()[wanted.abs() < 100.0]
     scale = float(ordinary.max()) if ordinary.numel() else 0.0
@@ -173,8 +174,8 @@ def compare(actual, expected):
 
 def differences(actual, expected, free=frozenset()):
     """Name -> what is wrong with it; "" stands for which tensors share memory. A backward that may raise
-    does, or gives the gradients of what was computed. A call that eager rejects raises what eager says, of
-    that op or of another one. `free`: names of tensors that may have any strides."""
+    does, or gives the gradients of the values before the write. A call that eager rejects raises what eager
+    says, of that op or of another one. `free`: names of tensors that may have any strides."""
     if RAISED in expected:
         left_out = "gradient" if RAISED in actual else RAISED
         expected = {name: wanted for name, wanted in expected.items() if not name.startswith(left_out)}

@@ -22,7 +22,7 @@ REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError
 
 def refused(*arguments):
     """`outcome`, or that there is none: what is raised is part of it. So it is in the backward, which eager
-    may reject, and a group gives the gradients of what was computed."""
+    may reject, and a group gives the gradients of the values before the write."""
     try:
         return outcome(*arguments, tolerant=True)
     except REFUSALS as error:
@@ -84,7 +84,7 @@ def outcome(
 
 def saved_copies():
     """A context in which autograd saves copies: a value that is written later does not make the backward
-    raise, and the gradients are those of what was computed."""
+    raise, and the gradients are those of the values before the write."""
     return torch.autograd.graph.saved_tensors_hooks(_copy, lambda copy: copy)
 
 

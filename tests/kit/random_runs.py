@@ -19,9 +19,8 @@ from kit.support import EPSILON
 
 
 def epsilons(program, call):
-    """Of each statement the largest epsilon of eager's dtypes, of its result and of what it computes of its
-    operands on the way; None where the value is exact or a view. And the names of the values that are exact
-    in the end."""
+    """Of each statement the largest epsilon of eager's dtypes, of its result and of intermediate values; None
+    where the value is exact or a view. And the names of the values that are exact in the end."""
     world, found = World(program, call, program.gradients), []
     for name, st in program.statements:
         with _Dtypes() as made:

@@ -104,7 +104,7 @@ def _selects(place, args):
 _SELECTING = (aten.amax, aten.amin, aten.max, aten.min, aten.median, aten.sort, aten.aminmax)
 
 
-# ---- op -> the magnitudes of what its first result sums; one of fewer elements is shared by many of the
+# ---- op -> the magnitudes of the terms of its first result; one of fewer elements is shared by many of the
 # result's
 
 

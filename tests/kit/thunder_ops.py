@@ -215,7 +215,7 @@ def _tensors(sample):
 
 
 def _between(op, sample):
-    """The tensors of a sample, and a function of them: copies of what the op gives for copies of them. It is
+    """The tensors of a sample, and a function of them: copies of the op's results for copies of them. It is
     made from text that names the arguments one by one: thunder interprets Python, and takes seconds for that
     of a pytree."""
     held, tensors = {"op": op, "_copy": _copy}, []

@@ -153,7 +153,7 @@ def tensors(out) -> list[Tensor]:
 
 
 def _cast(x, dtype):
-    """A copy of what `x` nests, with floating-point tensors in `dtype`."""
+    """A copy of `x` with its nested values, with floating-point tensors in `dtype`."""
     if isinstance(x, Tensor):
         own = x.detach().clone()
         own = own.to(dtype) if own.is_floating_point() else own

@@ -152,7 +152,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("make", UNREADABLE)
 def test_tensors_that_kernels_cannot_read_pass_to_be_run_unfused(native, make):
-    """A fallback would be profiled with a type that says nothing of what they are: its guard would refuse the
+    """A fallback would be profiled with a type that does not describe them: its guard would refuse the
     next one, and so on."""
     t = torch.randn(2, 3)
     with forward_ad.dual_level():

@@ -20,7 +20,7 @@ SIZES = (5, 300, 7, 129, 1000)  # of the tensors of five groups; a table has roo
 
 def batch_of_groups(subgraph, negated=False, apart=None):
     """A function of pairs of arguments that runs a group for each pair, all of them in one batch; with
-    `negated` of what is no one else's, the first of each pair negated. `apart`: where another op stands
+    `negated` the first of each pair, which nobody else has, is negated. `apart`: where another op stands
     between the groups."""
     sub, graph = torch._C.parse_ir(subgraph), torch._C.Graph()
     given = [graph.addInput() for _ in range(2 * len(SIZES))]

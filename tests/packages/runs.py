@@ -44,7 +44,7 @@ class Record:
     differences: int = 0
     #: calls that raise, unfused and fused
     raised: int = 0
-    #: the largest error, as a part of what is allowed
+    #: the largest error, as a part of the tolerance
     error: float = 0.0
     #: whose roundings are allowed; None: those of each result's dtype
     precision: torch.dtype | None = None
@@ -189,7 +189,7 @@ def mean_square(x: Tensor) -> float:
 
 
 def largest(x: Tensor) -> float:
-    """The largest magnitude of what is finite."""
+    """The largest magnitude of finite elements."""
     return x[torch.isfinite(x)].abs().max().item() if torch.isfinite(x).any() else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The digest of what the extension has: it changes with names, and with nothing else."""
+"""The digest of the extension's interface: it changes with names, and with nothing else."""
 
 import pytest
 

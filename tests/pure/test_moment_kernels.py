@@ -117,7 +117,7 @@ def test_rows_that_stay_on_the_chip_take_two_passes():
 
 @pytest.mark.parametrize("dtype, sums", [("float32", 3), ("bfloat16", 2)])
 def test_blocks_that_share_a_row_meet_once_with_moments_in_two_passes_each(dtype, sums):
-    """Coarse terms need no sum of what their mean is off."""
+    """Coarse terms need no correction of the mean by a second sum."""
 
     def normed(b, x):
         mean, summed = squares(b, x, [1])

@@ -32,7 +32,7 @@ def test_other_divisions_by_numbers_stay(divisor, device):
 
 
 def forms(program, *args, machine=GPU):
-    """The symbols of the divisions of a program, and of what they are made of."""
+    """The symbols of the divisions of a program, and of their operands."""
     found, _ = stages(*build(program, *args), machine)
     words = ("div", "quotient", "scale", "reciprocal")
     ops = [op for stage in found for op in stage.segment.ops]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tsfuser.grouping.cluster import MAX_NODES, Item
-from tsfuser.grouping.unfused_reasons import left_over
+from tsfuser.grouping.unfused_reasons import unfused_reasons
 
 
 def item(*after, device="cpu", meets=(), loose=False):
@@ -46,23 +46,23 @@ BARRIER = Item(())
     ],
 )
 def test_each_way_to_be_left_over_has_its_sentence(items, merged, found, sentence):
-    reasons = left_over(items, merged, found)
+    reasons = unfused_reasons(items, merged, found)
     assert reasons and any(re.search(sentence, reason) for reason in reasons.values()), reasons
 
 
 def test_grouped_nodes_and_those_that_cannot_be_fused_get_none():
     items = [item(), BARRIER, item(0), item(2)]
-    assert left_over(items, [[0, 2, 3]], [[0, 2, 3]]) == {}
+    assert unfused_reasons(items, [[0, 2, 3]], [[0, 2, 3]]) == {}
 
 
 def test_a_full_group_is_named():
     many = [item(i - 1) if i else item() for i in range(MAX_NODES + 1)]
     full = list(range(MAX_NODES))
-    assert left_over(many, [full, [MAX_NODES]], [full]) == {
+    assert unfused_reasons(many, [full, [MAX_NODES]], [full]) == {
         MAX_NODES: f"the group next to it is full: {MAX_NODES} nodes are the most"
     }
 
 
 def test_siblings_over_a_common_input_count_as_neighbours():
     items = [item(meets=(7,)), item(meets=(7,))]
-    assert "lies between" in left_over(items, [[0], [1]], [])[0]
+    assert "lies between" in unfused_reasons(items, [[0], [1]], [])[0]

@@ -288,7 +288,7 @@ def computed_on(b, x):
 
 
 def _stored(program, shape):
-    """By kernel, the dtypes of what the kernels store."""
+    """By kernel, the dtypes of its stores."""
     found, _ = stages(*build(program, tensor(*shape, dtype="bfloat16")))
     return [sorted(b.value.dtype.name for b in stage.segment.stores) for stage in found]
 

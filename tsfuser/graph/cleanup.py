@@ -103,8 +103,8 @@ def is_needed(subgraph: Graph, output: int) -> bool:
 
 
 def has_work(subgraph: Graph, least: int, reductions: bool) -> bool:
-    """Whether `least` nodes compute something, for tensors as profiled; what is worth a kernel alone counts
-    for two."""
+    """Whether `least` nodes compute something, for tensors as profiled. An op that is worth a kernel of its
+    own counts as two."""
     found = 0
     for node in nodes_in(subgraph):
         if not node.kind().startswith("prim::"):

@@ -42,7 +42,7 @@ from .cluster import Item, absorb, arrange, clusters
 from .lookups import Lookups, kept_apart
 from .outline import outline, reorder
 from .support import Refusals, Verdict, examine, separate_blocks
-from .unfused_reasons import NOT_RUN, left_over
+from .unfused_reasons import NOT_RUN, unfused_reasons
 from .views import DTYPE, METADATA, reshape_refusal, sizes_follow, views_of
 
 _NUMBER_AS_TENSOR = "aten::scalar_tensor"
@@ -118,7 +118,7 @@ class _Block:
             merged, found = self._merged(whole, candidates, lone_reductions)
             pieces = arrange(whole, found)
             assert pieces is not None, "a cluster both follows and precedes a node outside"
-        for i, reason in left_over(items, merged, found).items():
+        for i, reason in unfused_reasons(items, merged, found).items():
             if i not in self.dtypes:  # nobody asks why
                 self.refusals.add(self.nodes[i], reason)
         if not found:

@@ -76,7 +76,8 @@ class Work:
 
     @property
     def is_done(self) -> bool:
-        """Whether groups were made, and none is left, nor a product that could do what is left to torch."""
+        """Whether groups were made and nothing is left to do: no groups, and no products that could take over
+        an op of torch's."""
         return self.effects is not None and not self.groups and not self.has_products
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from .cluster import MAX_ARGUMENTS, MAX_NODES, Item
 NOT_RUN = "it is in a branch that did not run while profiling"
 
 
-def left_over(
+def unfused_reasons(
     items: Sequence[Item], merged: Sequence[Sequence[int]], found: Sequence[Sequence[int]]
 ) -> dict[int, str]:
     """`merged`: the clusters before, `found`: those that become groups. One sentence for each fusible item

@@ -1,4 +1,4 @@
-"""Sums of which only one term is not 0.
+"""Sums with only one term that is not 0.
 
 In: a value that is 0, but at one place along an axis, and the sum over that axis. Out: the sum as an
 elementwise op, which reads nothing along the axis. Example, the gradient of a loss of class indices, g over

@@ -231,7 +231,7 @@ class Elements:
         return [self._pointwise(op)]
 
     def _uniform(self, op: Random, at: Indices) -> list[Stmt]:
-        """A random number: like a load, of which only the offset is used."""
+        """A random number: like a load whose offset alone is used."""
         name, ctype = op.output.name, op.output.dtype.ctype
         access = next(a for a in self.schedule.domain.randoms if a.buffer.value.name == name)
         self.registers[name] = ctype

@@ -66,11 +66,12 @@ def fuse(
     make_batches(graph, can_be_batched)
     add_in_groups(graph, translation.numbers, refusals)
     left = write_in_place(graph, translation.updates, translation.results, translation.numbers)
-    _leave(translation, left)
+    _keep_only_updates(translation, left)
     run(work, FINISH)
     if owns_inputs:
         free_early(graph)
-    _leave(translation, update_in_place(graph, translation.updates, translation.results, refusals))
+    left = update_in_place(graph, translation.updates, translation.results, refusals)
+    _keep_only_updates(translation, left)
     add_together(graph, refusals)
     embeddings.add_in_place(graph, refusals)
     product_sums.add_in_place(graph, refusals)
@@ -79,13 +80,13 @@ def fuse(
         log.write("graph_fuser", "Before Compilation", str(graph))
     for group_id, args in expected_calls(graph, translation.numbers):
         prepare(group_id, args)
-    _leave_gaps(translation)
+    _note_gaps(translation)
     torch._C._jit_pass_erase_shape_information(graph)
     return refusals
 
 
-def _leave_gaps(translation: Translation) -> None:
-    """Leaves gaps between the rows of outputs that may have some."""
+def _note_gaps(translation: Translation) -> None:
+    """Notes the strides of outputs whose rows have gaps between them."""
     outputs = list(translation.graph.outputs())
     for k, name in translation.may_have_gaps.items():
         if has_gaps(outputs[k]):
@@ -93,8 +94,8 @@ def _leave_gaps(translation: Translation) -> None:
             translation.gaps[name] = tuple(outputs[k].type().strides())
 
 
-def _leave(translation: Translation, left: list[Update]) -> None:
-    """Leaves these updates to the end of the graph. The outputs of the other updates are now the inputs
+def _keep_only_updates(translation: Translation, left: list[Update]) -> None:
+    """Keeps these updates for the end of the graph. The outputs of the other updates are now the inputs
     themselves, in their layout."""
     for update in translation.updates:
         if update not in left:

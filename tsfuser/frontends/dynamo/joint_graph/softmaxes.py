@@ -81,7 +81,7 @@ def _expand(node: fx.Node) -> None:
 
 
 def collapse(forward: fx.GraphModule) -> None:
-    """Undoes `expand` in the forward for softmaxes of which only the result is saved."""
+    """Undoes `expand` in the forward for softmaxes that save only their result."""
     for made in [n for n in forward.graph.nodes if _RESULT in n.meta]:
         op, dim, to_float = made.meta[_RESULT]
         wide, inside = _parts(made, op)

@@ -24,7 +24,7 @@ from .late_casts import cast_what_is_read
 
 aten = torch.ops.aten
 
-#: In the `meta` of a view: its operand may lie otherwise than the traced one.
+#: In the `meta` of a view: its operand may have other strides than the traced one.
 RELAID = "tsfuser_relaid"
 
 
@@ -101,8 +101,8 @@ def _is_made_here(node: fx.Node) -> bool:
 
 
 def _view(node: fx.Node) -> bool:
-    """`_unsafe_view` differs from `view` for autograd alone. Where the operand lies otherwise than traced, a
-    kernel of torch's may have left it as it was, and not all that it lies like."""
+    """`_unsafe_view` differs from `view` for autograd alone. Where the operand has other strides than the
+    traced ones, it becomes a `reshape`, since `view` may refuse these strides."""
     target = aten.reshape.default if RELAID in node.meta else aten.view.default
     changed, node.target = node.target is not target, target
     return changed

@@ -12,9 +12,9 @@ becomes
     y = native_batch_norm_backward(...)[0];  z = reshape(transpose(y, 1, 2), [132, 8])
     s = slice(in_order(y, [0, 2, 1]), 1, 0, 8, 2);  look(s)
 
-where `in_order` copies only if `y` lies otherwise, which the call decides. The strides of a view follow from
-those of its operand. Inputs of the graph have the traced strides, since torch checks them, and the results of
-the forward, too, are such readers.
+where `in_order` copies only if `y` has another layout, which the call decides. The strides of a view follow
+from those of its operand. Inputs of the graph have the traced strides, since torch checks them, and the
+results of the forward, too, are such readers.
 """
 
 from __future__ import annotations

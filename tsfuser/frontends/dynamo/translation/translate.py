@@ -94,7 +94,7 @@ class _Translator:
                 name_value(node, self.values[node])
                 self._note_number(node)
             except Refusal as refusal:
-                self._leave(node, reason_for(node.target) or str(refusal))
+                self._note_foreign(node, reason_for(node.target) or str(refusal))
         if not self.made.foreign:
             self._outputs(nodes[-1], copies)
         return self.made
@@ -126,7 +126,7 @@ class _Translator:
             self.values[node] = value
             self.made.constants.append(found)
 
-    def _leave(self, node: fx.Node, reason: str) -> None:
+    def _note_foreign(self, node: fx.Node, reason: str) -> None:
         """Notes that the node is foreign. Its readers are translated as if it were an input."""
         self.made.foreign[node] = reason
         found = node.meta.get("val")

@@ -31,9 +31,9 @@ that. Order of `STEPS`, and why:
   leave_numbers         before `compute_again`, which asks who reads what is kept
   copy_operands         behind all that changes who reads what is kept
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
-  compute_again         behind all that changes what the backward reads of what is kept
+  compute_again         behind all that changes which saved tensors the backward reads
   compute_norms         beside it; the statistics that it asks for are kept by norms
-  keep_instead          behind those two: it computes of what is kept then
+  save_operand_instead  behind those two: it computes from the tensors that are saved then
   draw_again            behind `compute_again`, which would not know its nodes
   cast_results          behind all that changes the gradients
   save_rows             behind all that changes what is kept
@@ -185,7 +185,7 @@ def _compute_norms(work: Work) -> None:
         work.again |= again
 
 
-def _keep_instead(work: Work) -> None:
+def _save_operand_instead(work: Work) -> None:
     if not options.disabled("recompute"):
         work.saved, again = kept_instead.compute_again(
             work.saved, work.written, work.own, work.small, work.moving, work.again
@@ -254,7 +254,7 @@ STEPS = (
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
     Pass("compute_norms", _compute_norms),
-    Pass("keep_instead", _keep_instead),
+    Pass("save_operand_instead", _save_operand_instead),
     Pass("draw_again", _draw_again),
     Pass("cast_results", _cast_results),
     _on_saved(formulas.hand_gradients_on),

@@ -89,7 +89,7 @@ def cast_results(saved: SavedValues, narrow: Sequence[int]) -> SavedValues:
 
 
 def _passing_kinds(saved: SavedValues) -> set[str]:
-    """The kinds of the forward's ops that give their one tensor operand's dtype, wherever they stand."""
+    """The kinds of ops that give their one tensor operand's dtype in all places of the forward."""
     passing, other = {"prim::profile"}, set[str]()
     for node in nodes_in(saved.forward):
         found = row_of(node)

@@ -1,4 +1,4 @@
-"""Gradients in the layout of what they are the gradients of.
+"""Gradients in the layout of the tensor that they are the gradient of.
 
 Eager leaves a gradient in whatever layout its ops give. A gradient of `view(n, t, h, d).transpose(1, 2)` that
 is row-major costs the backward of the view a copy, and one with the last dims exchanged makes a product of

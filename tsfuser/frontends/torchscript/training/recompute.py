@@ -177,7 +177,7 @@ class _Choice:
     def _keep_operand(self, operand: Value, cast: Node, value: Value) -> None:
         (j, argument), *others = self.places.pop(value.debugName())
         self.known[operand.debugName()] = argument
-        self.known[value.debugName()] = _keep_instead(self.saved, cast, j, argument, self.first)
+        self.known[value.debugName()] = _save_operand_instead(self.saved, cast, j, argument, self.first)
         self._drop(others, self.known[value.debugName()])
 
     def _drop(self, places: Places, again: Value) -> None:
@@ -248,7 +248,7 @@ def has_own_memory(value: Value, exposed: set[str], own: set[str]) -> bool:
     return not is_fused and not may_return_operand(maker) and value.debugName() not in exposed
 
 
-def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first: Node) -> Value:
+def _save_operand_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first: Node) -> Value:
     """Has output `j` of the forward, for which `argument` stands in the backward, be the operand of `cast`;
     the cast in the backward."""
     backward, operand = saved.backward, cast.inputsAt(0)
