@@ -249,6 +249,11 @@ def test_bash_completes(words, expected, capsys, tmp_path):
     assert sorted(set(done.stdout.split())) == expected
 
 
+def test_what_torch_says_of_a_missing_gpu_comes_only_with_flags_for_cpp(tmp_path):
+    source = "import sys\nimport tsfuser.__main__\nprint('torch.utils.cpp_extension' in sys.modules)\n"
+    assert run_python(tmp_path, source)[1] == "False\n"
+
+
 def test_the_version(capsys):
     with pytest.raises(SystemExit):
         command(["--version"])

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from packaging.version import Version
-from torch.utils import cpp_extension
 
 #: tsfuser.h, tsfuser.cpp with its own headers in tsfuser/, and the CMake package.
 FOLDER = Path(__file__).parent / "cpp"
@@ -24,6 +23,8 @@ def cflags() -> list[str]:
     """For every file that includes tsfuser.h or torch's headers: the C++ standard and the ABI of torch, the
     headers, and this interpreter, which `tsfuser::Options` has as its default: its path as numbers, as a
     string has quotes. Raises ValueError where a path has characters that tools would take apart."""
+    from torch.utils import cpp_extension  # says on stderr that there is no GPU, where torch has CUDA
+
     standard = "c++20" if Version(torch.__version__) >= Version("2.12") else "c++17"
     python = ",".join(map(str, os.fsencode(sys.executable)))
     return _plain(
