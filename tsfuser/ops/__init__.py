@@ -17,6 +17,7 @@ from . import (
     normalization,
     paddings,
     parts,
+    places,
     pointwise,
     random,
     reduction,

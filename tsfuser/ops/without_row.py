@@ -24,7 +24,7 @@ FRESH = _aten("""
 """) | {"tsfuser::product_of_room"}
 #: Besides those in FRESH: the sizes of their results follow from their operands' sizes, and from numbers.
 SIZED = _aten("""
-    chunk split split_with_sizes unbind unfold detach cumsum cumprod sort argsort topk argmax argmin
+    chunk split split_with_sizes unbind unfold detach cumsum cumprod sort argsort topk
     max_pool2d_with_indices adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool3d
     alpha_dropout feature_dropout scaled_dot_product_attention einsum outer tril triu
     empty_like rand_like randn_like new_empty new_zeros new_ones new_full arange linspace eye
@@ -59,7 +59,7 @@ SIZES_ONLY = _aten("""
 
 #: They pass no gradient on to their operands.
 FLAT = _aten("""
-    isclose argmax argmin argsort nonzero count_nonzero bucketize searchsorted
+    isclose argsort nonzero count_nonzero bucketize searchsorted
 """)
 #: Elements of their results are elements of their first operand (`Row.selects`).
 SELECTS = _aten("""

@@ -1,0 +1,117 @@
+"""Places of extremes: argmax, argmin, and max and min along a dim, which also give the elements.
+
+An element and its place are one number of 64 bits, so that the largest of these numbers has the answer, and
+any schedule of a maximum serves. From its highest bit on:
+
+    order of the element (32 bits, signed) | places before it, negated (31 bits) | whether the element is -0.0
+
+The order of a float is that of its bits, those of negative ones reversed; 0.0 and -0.0 have one, and NaN has
+the largest. For the smallest element the order is reversed but for NaN. Of equal elements the first has the
+largest number, as in eager. Elements of 64 bits do not fit and are left to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.dtypes import BOOL, FLOAT, INT32, INT64
+from ..ir.fusion import Value
+from ..ir.symbols import define
+from ..ir.windows import position
+from .elementwise import as_stored
+from .reduction import normalized
+from .table import composite
+
+_DTYPES = ("uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32")
+_PLACES = 1 << 31
+
+define("bits_of_float", "bit_cast<int>({0} + 0.0f)", cheap=True)
+define("order_of_bits", "({0} ^ ({0} >> 31 & 0x7fffffff))", cheap=True)
+define("reversed_order", "(~{0})", cheap=True)
+define("nan_last", "({1} != {1} ? 0x7fffffff : {0})", cheap=True)
+define("is_minus_zero", "(bit_cast<unsigned>({0}) == 0x80000000u)", cheap=True)
+define("with_place", "({0} * 4294967296 + (0x7fffffff - {1}) * 2 + {2})", cheap=True)
+define("order_of_pair", "({0} >> 32)", cheap=True)
+define("place_of_pair", "(0x7fffffff - (({0} & 0xffffffff) >> 1))", cheap=True)
+define("float_of_bits", "(({1} & 1) != 0 ? -0.0f : bit_cast<float>({0}))", cheap=True)
+
+
+def _pairs(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
+    """The largest pair of an element and its place along `dim`, or in the whole tensor."""
+    dims = normalized(self, dim)
+    sizes = b.sizes(self)
+    count = sz.product([sizes[d] for d in dims])
+    if b.call.decide(sz.eq(count, 0)):
+        raise Refusal(f"{name} of no elements is an error in eager")
+    if not b.call.decide(sz.lt(count, _PLACES)):
+        raise Refusal(f"{name} of 2^31 elements or more is left to torch")
+    (self,) = as_stored(b, self)
+    if self.dtype.is_floating:
+        bits = b.pointwise("bits_of_float", (self,), INT32, FLOAT)
+        order = b.pointwise("order_of_bits", (bits,), INT32)
+    else:
+        order = b.pointwise("convert", (self,), INT32, self.dtype)
+    if not largest:
+        order = b.pointwise("reversed_order", (order,), INT32)
+    sign = b.literal(0)
+    if self.dtype.is_floating:
+        order = b.pointwise("nan_last", (order, self), INT32, own_types=True)
+        sign = b.pointwise("is_minus_zero", (self,), BOOL, FLOAT)
+    pair = b.pointwise("with_place", (order, _place(b, self, dims, sizes), sign), INT64, name="with_place")
+    return b.reduce(name, "max", pair, dims, keepdim, INT64)
+
+
+def _place(b: Builder, self: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> Value:
+    """Of each element, its number among those that are reduced together."""
+    place = b.literal(0)
+    for d in dims:
+        if self.dims[d] is not None:
+            place = b.pointwise("mul", (place, b.extent(sizes[d])), INT64)
+            place = b.pointwise("add", (place, position(b, self.dims, d), b.literal(1)), INT64)
+    return place
+
+
+def _element(b: Builder, name: str, pair: Value, self: Value, largest: bool) -> Value:
+    order = b.pointwise("convert", (b.pointwise("order_of_pair", (pair,), INT64),), INT32, INT64)
+    if not largest:
+        order = b.pointwise("reversed_order", (order,), INT32)
+    if not self.dtype.is_floating:
+        return b.cast(order, self.dtype)
+    bits = b.pointwise("order_of_bits", (order,), INT32)
+    return b.pointwise("float_of_bits", (bits, pair), self.dtype, own_types=True, name=name)
+
+
+@composite("aten::argmax", dtypes=_DTYPES, sizes="reduced", selects=True, flat=True, jumps=True)
+def argmax(b: Builder, self, dim: int | None = None, keepdim: bool = False) -> Value:
+    """The place of the largest element along `dim`, the first of equal ones; NaN is the largest"""
+    return _places(b, "argmax", self, dim, keepdim, True)
+
+
+@composite("aten::argmin", dtypes=_DTYPES, sizes="reduced", selects=True, flat=True, jumps=True)
+def argmin(b: Builder, self, dim: int | None = None, keepdim: bool = False) -> Value:
+    """The place of the smallest element along `dim`, the first of equal ones; NaN is the smallest"""
+    return _places(b, "argmin", self, dim, keepdim, False)
+
+
+def _places(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
+    return b.pointwise("place_of_pair", (_pairs(b, name, self, dim, keepdim, largest),), INT64, name=name)
+
+
+@composite("aten::max", "dim", dtypes=_DTYPES, sizes=("reduced",) * 2, selects=True, without_gradient=(1,))
+def max_along(b: Builder, self, dim: int, keepdim: bool = False):
+    """The largest element along `dim` and its place, the first of equal ones; NaN is the largest"""
+    return _extreme(b, "max", self, dim, keepdim, True)
+
+
+@composite("aten::min", "dim", dtypes=_DTYPES, sizes=("reduced",) * 2, selects=True, without_gradient=(1,))
+def min_along(b: Builder, self, dim: int, keepdim: bool = False):
+    """The smallest element along `dim` and its place, the first of equal ones; NaN is the smallest"""
+    return _extreme(b, "min", self, dim, keepdim, False)
+
+
+def _extreme(b: Builder, name: str, self: Value, dim: int, keepdim: bool, largest: bool):
+    pair = _pairs(b, name, self, dim, keepdim, largest)
+    return _element(b, name, pair, self, largest), b.pointwise("place_of_pair", (pair,), INT64)
