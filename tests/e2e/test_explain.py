@@ -3,6 +3,7 @@
 import html.parser
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,6 +135,15 @@ def test_the_front_end_of_a_plain_function_is_said(device):
         scripted = tsfuser.explain(torch.jit.script(Block().to(device)), x)
     assert str(plain).splitlines()[1].strip().startswith(sentence) and sentence in plain.to_html()
     assert not scripted.front_end and sentence not in str(scripted)
+
+
+def test_lines_of_a_notebook_name_the_cell(device, monkeypatch):
+    names = {__file__: ("Cell", "In[3]")}  # as IPython's compiler tells them
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    found = tsfuser.explain(fresh(program), *operands(device))
+    assert found.left_out[0].place.outer == f"In[3]:{line_of('z = torch.mm(y, w)')}"
+    assert "from In[3]:" in str(found)
 
 
 class Inplace(torch.nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +34,8 @@ class Place:
 
     @property
     def outer(self) -> str:
-        """`model.py:12`."""
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "no line of the program"
+        """`model.py:12`; in a notebook `In[3]:12`."""
+        return f"{_shown(self.file)}:{self.line}" if self.file else "no line of the program"
 
     def __str__(self) -> str:
         return f"{self.outer} (in {self.within})" if self.within else self.outer
@@ -88,6 +89,15 @@ class Sources:
             node = node.inputsAt(0).node()
             found = self._line(_C.frames(node), within)
         return found
+
+
+def _shown(file: str) -> str:
+    """The name of a file; that of a notebook's cell, which lies in a file of IPython's."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", None)  # since IPython 8
+    cell = named(file) if named else None
+    return cell[1] if cell else os.path.basename(file)
 
 
 def _text(file: str, line: int, text: str) -> str:
