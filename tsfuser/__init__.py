@@ -46,6 +46,7 @@ from .frontends.torchscript.training import differentiable
 from .graph import effects, functionalize, matmul_operands
 from .grouping import size_rules
 from .ir.dtypes import DTYPES
+from .joint import partial
 from .knobs import disable, enable, enabled, fuser
 from .ops import joins, table, unsupported
 from .planning import failures, planner
@@ -90,6 +91,7 @@ _C.set_reporter(warn)
 _C.set_failure_reporter(failures.report)
 _C.set_differentiable(differentiable.rewrite)
 _C.set_joint(joint_door.joint_graph)
+_C.set_partial(partial.partial)
 _C.set_regions(joint_door.regions)
 _C.set_first_graph(options.first_graph)
 

@@ -297,6 +297,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_differentiable", [](py::object fn) { return differentiable_callback().set(std::move(fn)); });
   m.def("set_caller", [](py::object fn) { return caller_callback().set(std::move(fn)); });
   m.def("set_joint", [](py::object fn) { return joint_callback().set(std::move(fn)); });
+  m.def("set_partial", [](py::object fn) { return partial_callback().set(std::move(fn)); });
   m.def("set_regions", [](py::object fn) { return regions_callback().set(std::move(fn)); });
   m.def("set_failure_reporter", [](py::object fn) { return failure_callback().set(std::move(fn)); });
   m.def("preparing_steps", &preparing_steps, "The names of the steps before torch profiles a graph.");

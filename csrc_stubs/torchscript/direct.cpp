@@ -3,6 +3,7 @@
 #include "group/failures.h"
 #include "torchscript/joint_function.h"
 #include "torchscript/nodes.h"
+#include "torchscript/partial_backward.h"
 #include "torchscript/unchecked_graph.h"
 
 #include <ATen/core/Tensor.h>
@@ -42,8 +43,6 @@ struct Copying {
   ~Copying() { copied = nullptr; }
 };
 
-bool is_defined(const at::Tensor& tensor) { return tensor.defined(); }
-
 bool is_tensor_type(const c10::TypePtr& type) { return type->kind() == c10::TypeKind::TensorType; }
 
 bool has_lists_of_tensors(at::ArrayRef<torch::jit::Value*> values) {
@@ -72,7 +71,23 @@ bool is_empty(const c10::IValue& value) {
          value.toTensor().numel() == 0;
 }
 
+// The casts of autocast are ops of a joint graph; others it must not have.
+class WithoutAutocast {
+ public:
+  explicit WithoutAutocast(bool on) {
+    if (on) {
+      guard_.emplace(c10::autocast_dispatch_keyset);
+    }
+  }
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
+};
+
 }  // namespace
+
+DirectGraph::DirectGraph() = default;
+DirectGraph::~DirectGraph() = default;
 
 // What autograd runs for the backward of a call: as torch's own.
 class DirectBackward : public torch::autograd::Node {
@@ -122,21 +137,38 @@ class DirectBackward : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    if (C10_UNLIKELY(graph_->is_joint_ && std::none_of(gradients.begin(), gradients.end(), is_defined))) {
-      return variable_list(graph_->differentiated_.size());
+    return graph_->partials_ ? apply_joint(gradients) : apply_whole(gradients);
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (last_.empty()) {
+      for (SavedVariable& tensor : tensors_) {
+        tensor.reset_data();
+      }
+    } else {
+      release_what_ran();
     }
-    const bool is_exact = graph_->is_joint_ && graph_->leading_again_.empty();
-    const bool again =
-        graph_->is_joint_ && (graph_->runs_again(gradients) || (is_exact && lacks_some(gradients)));
-    const Missing missing =
-        graph_->is_joint_ && !(again && is_exact) ? zeros_for_missing(gradients, again) : Missing();
+  }
+
+  std::string name() const override {
+    return "torch::jit::(anonymous namespace)::DifferentiableGraphBackward";
+  }
+
+ private:
+  variable_list apply_whole(variable_list& gradients) {
     Stack stack;
     stack.reserve(gradients.size() + places_.size() + 16);
     for (at::Tensor& gradient : gradients) {
       stack.emplace_back(std::move(gradient));
     }
-    unpack(stack);
-    const bool lacking = graph_->run_backward(stack, again);
+    unpack(stack, nullptr);
+    const bool lacking = graph_->run_backward(stack);
+    return given(stack, lacking);
+  }
+
+  // What the backward gives, where it is asked for.
+  variable_list given(Stack& stack, bool lacking) {
     const auto results = torch::jit::pop(stack).toTuple();
     variable_list given;
     given.reserve(results->elements().size());
@@ -149,51 +181,107 @@ class DirectBackward : public torch::autograd::Node {
       }
       given.push_back(std::move(gradient));
     }
-    if (C10_UNLIKELY(!missing.empty())) {
-      graph_->drop_unreached(given, missing, again);
-    }
     return given;
   }
 
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (SavedVariable& tensor : tensors_) {
-      tensor.reset_data();
+  variable_list apply_joint(variable_list& gradients) {
+    const size_t results = graph_->result_gradients_;
+    Flags present, asked;
+    bool all = true, again = c10::GradMode::is_enabled(), some = false;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const bool there = gradients[i].defined();
+      present.push_back(there);
+      all &= there || i >= results;
+      again |= there && i >= results;
+      some |= there;
     }
-  }
-
-  std::string name() const override {
-    return "torch::jit::(anonymous namespace)::DifferentiableGraphBackward";
-  }
-
- private:
-  using Missing = DirectGraph::Missing;
-
-  // Whether a gradient of a result is missing.
-  bool lacks_some(const variable_list& gradients) const {
-    bool found = false;
-    for (size_t i = 0; i < graph_->result_gradients_; ++i) {
-      found |= !gradients[i].defined() && graph_->gradients_[i] >= 0;
+    for (size_t i = 0; i < graph_->differentiated_.size(); ++i) {
+      asked.push_back(task_should_compute_output(i));
+      all &= asked[i];
     }
-    return found;
-  }
-
-  // Which gradients are missing; empty if none is. They become zeros. Those of saved values are read in
-  // second derivatives only.
-  Missing zeros_for_missing(variable_list& gradients, bool again) {
-    Missing missing;
-    const size_t read = again ? gradients.size() : graph_->result_gradients_;
-    for (size_t i = 0; i < read; ++i) {
-      if (!gradients[i].defined() && graph_->gradients_[i] >= 0) {
-        missing.resize(gradients.size(), false);
-        missing[i] = true;
-        gradients[i] = input_metadata(i).zeros_like();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      last_.clear();
+      if (C10_UNLIKELY(!all || !freed_.empty())) {
+        last_ = graph_->partials_->running(present, asked);
+        check_freed();
       }
     }
-    return missing;
+    if (C10_LIKELY(all && !again)) {
+      return apply_whole(gradients);
+    }
+    return some ? apply_part(gradients, again, present, asked) : variable_list(asked.size());
   }
 
-  void unpack(Stack& stack) {
+  // What of the backward has to run.
+  variable_list apply_part(variable_list& gradients, bool again, const Flags& present, const Flags& asked) {
+    const auto part = graph_->partials_->find(again, present, asked);
+    for (const size_t i : part->zeros()) {
+      gradients[i] = input_metadata(i).zeros_like();
+    }
+    Stack whole, stack;
+    for (const at::Tensor& gradient : gradients) {
+      whole.emplace_back(gradient);
+    }
+    Flags read(whole.size() + places_.size(), false);
+    for (const size_t place : part->places()) {
+      read[place] = true;
+    }
+    unpack(whole, &read);
+    for (const size_t place : part->places()) {
+      stack.push_back(std::move(whole[place]));
+    }
+    {
+      const WithoutAutocast casts(true);
+      part->run(stack);
+    }
+    return given(stack, /*lacking=*/false);
+  }
+
+  // Raises what eager raises where an op runs whose saved values are freed.
+  void check_freed() const {
+    const auto& readers = graph_->partials_->readers();
+    for (size_t i = 0; i < freed_.size(); ++i) {
+      if (freed_[i] && last_[i] && !readers[i].elements.empty()) {
+        TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE);
+      }
+    }
+  }
+
+  // Frees what nothing is to read any more: what readers read that have run. Those of second derivatives may
+  // still run as long as another one may.
+  void release_what_ran() {
+    const auto& readers = graph_->partials_->readers();
+    const auto is_second = [&](const auto& reader) {
+      return reader.gradients[0] >= graph_->result_gradients_;
+    };
+    freed_.resize(readers.size(), false);
+    bool some_left = false;
+    for (size_t i = 0; i < readers.size(); ++i) {
+      freed_[i] = freed_[i] || last_[i];
+      some_left |= !freed_[i] && !is_second(readers[i]);
+    }
+    Flags kept(places_.size(), false);
+    for (size_t i = 0; some_left && i < readers.size(); ++i) {
+      for (const auto* read : {&readers[i].elements, &readers[i].others}) {
+        for (const size_t position : *read) {
+          kept[position] = kept[position] || !freed_[i];
+        }
+      }
+    }
+    auto tensor = tensors_.begin();
+    for (const Place& place : places_) {
+      if (place.is_tensor) {
+        if (!kept[place.position]) {
+          tensor->reset_data();
+        }
+        ++tensor;
+      }
+    }
+  }
+
+  // Those that are `read`, where that is not null: by their places behind what is on the stack by now.
+  void unpack(Stack& stack, const Flags* read) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const NodePtr self = getptr();
     const size_t below = stack.size();
@@ -201,10 +289,14 @@ class DirectBackward : public torch::autograd::Node {
     auto tensor = tensors_.begin();
     auto other = others_.begin();
     for (const Place& place : places_) {
+      const size_t index = below + place.position;
       if (place.is_tensor) {
-        stack[below + place.position] = (tensor++)->unpack(self);
+        if (!read || (*read)[index]) {
+          stack[index] = tensor->unpack(self);
+        }
+        ++tensor;
       } else {
-        stack[below + place.position] = *other++;
+        stack[index] = *other++;
       }
     }
   }
@@ -217,6 +309,9 @@ class DirectBackward : public torch::autograd::Node {
   c10::SmallVector<Place, 24> places_;  // of what is saved, in order
   std::vector<SavedVariable> tensors_;
   c10::SmallVector<c10::IValue, 4> others_;
+  // Of a joint graph, by the numbers of its readers: whether they have run in the last backward, empty if
+  // all have; and whether what they read is freed, empty if nothing is.
+  Flags last_, freed_;
 };
 
 const torch::jit::Operation* DirectGraph::being_copied() { return copied; }
@@ -253,14 +348,8 @@ void DirectGraph::take(const Node& node, std::shared_ptr<torch::jit::Code> progr
   backward_executor_ = backwards[0];
   note_what_is_saved(node);
   const auto& backward = node.g(c10::attr::ReverseSubgraph);
-  is_joint_ = is_joint(node);
-  static const auto again = c10::Symbol::attr("again");
-  if (is_joint_) {
-    const auto lowered = node.g(again)->copy();
-    torch::jit::LowerGradOf(*lowered);
-    plain_backward_ = std::make_unique<torch::jit::Code>(lowered, "");
-    leading_ = node.is(c10::Symbol::attr("leading"));
-    leading_again_ = node.is(c10::Symbol::attr("leading_again"));
+  if (is_joint(node)) {
+    partials_ = std::make_unique<const PartialBackwards>(node);
   } else if (may_lack_gradients(*backward->block())) {
     const auto plain = backward->copy();
     torch::jit::LowerGradOf(*plain);
@@ -399,47 +488,6 @@ void DirectGraph::run(Stack& stack) const {
   torch::jit::drop(stack, outputs.size() - results_);
 }
 
-namespace {
-
-// As torch's interpreter does, with the traceback that TorchScript programs get for an error of torch's.
-void run_with_traceback(const StepList& steps, Stack& stack) {
-  try {
-    steps.run(stack);
-  } catch (const c10::Error& error) {
-    const auto place = StepList::take_failed_place();
-    const bool keeps_type = dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr;
-    if (!place || keeps_type) {
-      throw;
-    }
-    throw std::runtime_error(
-        "The following operation failed in the TorchScript interpreter.\n"
-        "Traceback of TorchScript (most recent call last):\n" +
-        place->str() + "RuntimeError: " + error.what_without_backtrace());
-  } catch (...) {
-    StepList::take_failed_place();
-    throw;
-  }
-}
-
-}  // namespace
-
-namespace {
-
-// The casts of autocast are ops of a joint graph; others it must not have.
-class WithoutAutocast {
- public:
-  explicit WithoutAutocast(bool on) {
-    if (on) {
-      guard_.emplace(c10::autocast_dispatch_keyset);
-    }
-  }
-
- private:
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
-};
-
-}  // namespace
-
 void DirectGraph::run_forward(Stack& stack) const {
   const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
   if (!ready || forward_->has_tensor_ops()) {
@@ -448,7 +496,7 @@ void DirectGraph::run_forward(Stack& stack) const {
     }
   }
   const at::NoGradGuard no_grad;
-  const WithoutAutocast casts(is_joint_);
+  const WithoutAutocast casts(partials_ != nullptr);
   if (ready) {
     run_with_traceback(*forward_, stack);
     counters().add(Count::DirectCalls);
@@ -462,32 +510,10 @@ void DirectGraph::run_forward(Stack& stack) const {
   forget_histories(stack, outputs_);
 }
 
-bool DirectGraph::runs_again(const variable_list& gradients) const {
-  const auto of_saved = gradients.begin() + static_cast<std::ptrdiff_t>(result_gradients_);
-  return c10::GradMode::is_enabled() || std::any_of(of_saved, gradients.end(), is_defined);
-}
-
-void DirectGraph::drop_unreached(variable_list& given, const Missing& missing, bool again) const {
-  const auto& leading = again ? leading_again_ : leading_;
-  size_t next = 0;
-  for (at::Tensor& gradient : given) {
-    const auto first = leading.begin() + static_cast<std::ptrdiff_t>(next) + 1;
-    next += 1 + leading[next];
-    const auto last = leading.begin() + static_cast<std::ptrdiff_t>(next);
-    if (std::all_of(first, last, [&missing](int64_t place) { return missing[place]; })) {
-      gradient = at::Tensor();
-    }
-  }
-}
-
-bool DirectGraph::run_backward(Stack& stack, bool again) const {
+bool DirectGraph::run_backward(Stack& stack) const {
   const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
-  const WithoutAutocast casts(is_joint_);
-  if (C10_UNLIKELY(again)) {
-    torch::jit::InterpreterState(*plain_backward_).run(stack);
-    return false;
-  }
-  if (C10_UNLIKELY(plain_backward_ && !is_joint_ && std::any_of(stack.begin(), stack.end(), is_empty))) {
+  const WithoutAutocast casts(partials_ != nullptr);
+  if (C10_UNLIKELY(plain_backward_ && std::any_of(stack.begin(), stack.end(), is_empty))) {
     torch::jit::InterpreterState(*plain_backward_).run(stack);
     return true;
   }

@@ -15,13 +15,15 @@
 // one that knows undefined tensors. But a batch norm without weights gives an undefined gradient for an
 // empty batch. Then the backward as autodiff has made it runs, which asks each gradient whether it is
 // defined, and undefined results become zeros, as eager has them.
+//
+// The node of a joint graph keeps to what eager's nodes do, of which there is one for each op: it unpacks
+// and frees what those unpack that run (partial_backward.h).
 #pragma once
 
 #include "group/step_list.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
-#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <cstdint>
@@ -37,10 +39,14 @@ struct Node;
 
 namespace tsfuser {
 
+class PartialBackwards;
 class UncheckedGraph;
 
 class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
  public:
+  DirectGraph();
+  ~DirectGraph();
+
   // For the differentiable graph behind the check, where the fallback takes and gives the same; else null.
   // Marks the node of the graph.
   static std::shared_ptr<DirectGraph> behind(const torch::jit::Node& check);
@@ -70,12 +76,7 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   void note_what_is_saved(const torch::jit::Node& node);
   void run_forward(torch::jit::Stack& stack) const;
   // Whether an op may have given no gradient where eager gives zeros.
-  bool run_backward(torch::jit::Stack& stack, bool again) const;
-  // Of a joint graph: whether gradients are recorded, or saved values have some, as in second derivatives.
-  bool runs_again(const std::vector<at::Tensor>& gradients) const;
-  // Drops the gradients that are made of missing ones alone.
-  using Missing = c10::SmallVector<bool, 8>;
-  void drop_unreached(std::vector<at::Tensor>& given, const Missing& missing, bool again) const;
+  bool run_backward(torch::jit::Stack& stack) const;
 
   std::atomic<State> state_{State::Profiling};
   std::mutex mutex_;                        // of the change to Ready
@@ -84,19 +85,15 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   torch::jit::GraphExecutor* forward_executor_ = nullptr;
   torch::jit::GraphExecutor* backward_executor_ = nullptr;
   std::unique_ptr<const StepList> forward_, backward_;
-  bool is_joint_ = false;
-  // For empty batches; of a joint graph for second derivatives (its attribute `again`). May be null.
-  std::unique_ptr<torch::jit::Code> plain_backward_;
-  size_t inputs_ = 0, results_ = 0;  // of the differentiable graph
+  std::unique_ptr<const PartialBackwards> partials_;  // of a joint graph
+  std::unique_ptr<torch::jit::Code> plain_backward_;  // for empty batches; may be null
+  size_t inputs_ = 0, results_ = 0;                   // of the differentiable graph
   // The forward gives the results and what is saved for the backward. Some of the latter it is given: these
   // are left out, and the inputs themselves are saved.
-  size_t outputs_ = 0;              // of the forward, but for those that are left out
-  std::vector<size_t> given_;       // outputs that are left out
-  std::vector<int64_t> gradients_;  // outputs that gradients come for; -1: is left out
-  size_t result_gradients_ = 0;     // those of results, which come first
-  // Of a joint graph, for each of `differentiated_`: how many gradients it is made of, and their places; and
-  // the same of `plain_backward_`.
-  std::vector<int64_t> leading_, leading_again_;
+  size_t outputs_ = 0;                   // of the forward, but for those that are left out
+  std::vector<size_t> given_;            // outputs that are left out
+  std::vector<int64_t> gradients_;       // outputs that gradients come for; -1: is left out
+  size_t result_gradients_ = 0;          // those of results, which come first
   std::vector<int64_t> differentiated_;  // inputs that get a gradient
   struct Saved {
     int64_t index;    // of an input, or of an output that is not left out

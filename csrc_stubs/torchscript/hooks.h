@@ -32,6 +32,7 @@ Callback& first_graph_callback();
 Callback& caller_callback();   // late_biases.cpp
 Callback& joint_callback();    // joint_function.cpp
 Callback& regions_callback();  // joint_program.cpp
+Callback& partial_callback();  // partial_backward.cpp
 
 // The guard's operation for the profiled types of its inputs; it opens (guard_widening.h) after so many
 // `patterns`, where that is not 0 (guard.cpp).

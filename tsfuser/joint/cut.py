@@ -21,6 +21,9 @@ again:
 - Inputs and results, and what shares memory with them, are saved only where a derivative reads them, as eager
   does: the program may write to them otherwise. `keep_inputs` says that nobody writes to inputs but, where
   they are named `WRITTEN`, the program itself.
+- Of an input or result that eager saves for the gradients of some results, nothing is computed again for
+  others: who has no gradient for the former may write to it. (Who asks for the gradients of some inputs only
+  may get an error that eager does not raise: a norm would save its result for its weight alone.)
 - What eager saves of inputs and results counts for nothing: it is in memory anyway. Such results are not
   computed again, so that an error tells the program that has written to them, as in eager.
 - Of equal cuts, that is taken which saves what the forward stores anyway, then that which saves later values,
@@ -68,22 +71,31 @@ def cut(joint: Joint, keep_inputs: bool = False, written: Sequence[Written] = ()
     if any(blocks(node) for node in nodes_in(joint.graph)):
         raise Refusal("a graph with branches or loops is not cut into forward and backward")
     roles = Roles(joint)
-    return divided(joint, roles, _Values(roles, keep_inputs).saved(), written)
+    saved = _Values(roles, keep_inputs).saved()
+    if saved is None:
+        saved = _Values(roles, keep_inputs, apart=False).saved()
+    if saved is None:
+        raise Refusal("the backward reads what can neither be saved nor computed again")
+    return divided(joint, roles, saved, written)
 
 
 class _Values:
     """The network. A node is a vertex; a value is two, and the edge between them is what it costs to save it.
-    What the backward computes is on the sink's side."""
+    What the backward computes is on the sink's side. `apart`: it reads nothing that eager saves for other
+    gradients."""
 
-    def __init__(self, roles: Roles, keep_inputs: bool):
+    def __init__(self, roles: Roles, keep_inputs: bool, apart: bool = True):
         self.roles = roles
         given = [v for v in roles.given if not keep_inputs or v.debugName().startswith(WRITTEN)]
         seen = [*given, *roles.results]
         saved_by_eager = roles.read_directly()
+        roots = {root for v in seen for root in roles.roots(v)}
         #: Roots of values that the program may write to, and that eager does not save.
-        self.exposed = {root for v in seen for root in roles.roots(v)} - saved_by_eager
+        self.exposed = roots - saved_by_eager.keys()
+        #: Of the others, where eager saves them for some gradients only: for which.
+        self.apart = {root: saved_by_eager[root] for root in roots - self.exposed} if apart else {}
         #: Results that eager saves: a write to one is an error, as in eager.
-        self.kept = {v.unique() for v in roles.results} & saved_by_eager
+        self.kept = {v.unique() for v in roles.results} & saved_by_eager.keys()
         self.compared = roles.compared()
         self.returned = {v.unique() for v in roles.results}
         self.stored, self.stored_again = self._stored()
@@ -92,11 +104,12 @@ class _Values:
         self._depths: dict[int, int] = {}
         self._build()
 
-    def saved(self) -> set[int]:
-        """The numbers of the values that are saved."""
+    def saved(self) -> set[int] | None:
+        """The numbers of the values that are saved; None if there are none, as the backward reads what can
+        neither be saved nor computed again."""
         side = self.network.sink_side(_SOURCE, _SINK)
         if side is None:
-            raise Refusal("the backward reads what can neither be saved nor computed again")
+            return None
         saved = {v for v, (start, end) in self.ends.items() if end in side and start not in side}
         return saved - self._follow(saved, side)
 
@@ -106,11 +119,20 @@ class _Values:
         following = set[int]()
         for node in self.roles.nodes:
             made = {v.unique() for v in outputs(node)} & saved
-            if made and self.roles.is_free(node) and not any(map(is_tensor, outputs(node))):
+            if made and self._is_number(node) and not self._is_for_others(node):
                 read = (v.unique() for v in inputs(node))
                 if all(v in known for v in read if v in self.ends):
                     following |= made
         return following
+
+    def _is_number(self, node: Node) -> bool:
+        return self.roles.is_free(node) and not any(map(is_tensor, outputs(node)))
+
+    def _is_for_others(self, node: Node) -> bool:
+        """Whether the node's results serve gradients for which eager has not saved what the node reads."""
+        served = frozenset().union(*map(self.roles.served, outputs(node)))
+        read = {root for v in inputs(node) for root in self.roles.roots(v)}
+        return any(not served <= self.apart[root] for root in read & self.apart.keys())
 
     def _stored(self) -> tuple[set[int], set[int]]:
         """The values that an op which is not fused makes or reads in the forward, itself or a view of it; and
@@ -166,6 +188,8 @@ class _Values:
     def _may_be_computed_again(self, node: Node) -> bool:
         if self.roles.is_free(node):
             return True
+        if self._is_for_others(node):
+            return False
         if effect(node) != PURE or any(v.unique() in self.compared | self.kept for v in outputs(node)):
             return False
         found = row_of(node)

@@ -13,9 +13,8 @@ the cut has made. Where gradients are on in the backward, another one runs inste
 gradient itself. That comes in part through saved values, which are further results with gradients, as in
 torch's own differentiable graphs; where there is such a gradient, `again` runs, too.
 
-Where a gradient of a result is missing while others are there, `again` runs as well, and leaves out what only
-the missing ones lead to (partial.py). Where it cannot, and for saved values, both get zeros for missing ones
-(csrc_stubs/torchscript/direct.cpp); `leading` and `leading_again` say which gradients there are none of then.
+Where gradients are missing or not asked for, the part of one of the two runs that the call needs; `readers`
+says what that is to find of what was saved, and what it frees (partial.py).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from .divide import Copy, Cut, part
 from .example_types import note_types
 from .expansions import expand
 from .norms import keep_no_statistics, read_for_statistics
-from .partial import partial
+from .partial import readers
 from .passes import divide
 from .reverse import reverse
 from .roles import Roles
@@ -171,40 +170,22 @@ def _backward(way: Cut, parts: Cut, again: Cut) -> Graph:
     return graph
 
 
-def _leading(way: Cut, again: Cut) -> list[int]:
-    """For each gradient that a backward gives: of how many of the gradients that it gets it is made, and of
-    which, by their places. Without all of these there is none."""
-    values = graph_inputs(way.backward)
-    places = {number: place for place, number in enumerate(again.asked)}
-    known = {v.unique(): frozenset((places[i],)) for i, v in zip(way.asked, values)}
-    for node in nodes_in(way.backward):
-        found = frozenset().union(*(known.get(v.unique(), ()) for v in inputs(node)))
-        known.update((v.unique(), found) for v in outputs(node))
-    flat: list[int] = []
-    for value in graph_outputs(way.backward):
-        leading = sorted(known.get(value.unique(), ()))
-        flat += [len(leading), *leading]
-    return flat
-
-
 def _packed(parts: Cut, again: Cut) -> Graph:
     graph, made = Graph(), graph_outputs(parts.forward)[: parts.results]
     backward, other = (_backward(way, parts, again) for way in (parts, again))
-    exact = partial(other, len(again.asked))
     given = [_input(graph, v) for v in graph_inputs(parts.forward)]
     node = graph.create(PACKED, given, parts.results).insertBefore(graph.return_node())
     for value, result in zip(outputs(node), made):
         value.setType(result.type())
         graph.registerOutput(value)
-    for inner in (parts.forward, backward, other):
+    node.gs_("ways", [backward.copy(), other])
+    for inner in (parts.forward, backward):
         torch._C._jit_pass_erase_shape_information(inner)
         graph_inputs(inner)[0].setDebugName(_NAME)
     node.i_("joint", 1)
     node.g_("Subgraph", parts.forward)
     node.g_("ReverseSubgraph", backward)
-    node.g_("again", exact or other)
-    node.is_("leading", _leading(parts, again))
-    node.is_("leading_again", [] if exact else _leading(again, again))
+    node.is_("readers", readers((backward, other), len(again.asked)))
     node.i_("f_real_outputs", parts.results)
     node.is_("df_input_vjps", list(again.asked))
     node.is_("df_input_captured_inputs", list(parts.saved_inputs))

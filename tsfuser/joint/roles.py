@@ -25,7 +25,7 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
 )
-from .node_facts import elements_read, is_free, viewed
+from .node_facts import elements_read, is_free, retypes, viewed
 from .reverse import Joint
 
 
@@ -51,6 +51,7 @@ class Roles:
         self._roots: dict[int, frozenset[int]] = {}
         for node in self.nodes:
             self._note_roots(node)
+        self._served = self._gradients_served()
 
     def is_late(self, node: Node) -> bool:
         """Whether the node depends on a gradient."""
@@ -83,10 +84,21 @@ class Roles:
                 found.update(v.unique() for v in inputs(node))
         return found
 
-    def read_directly(self) -> set[int]:
-        """Roots of the values of which a derivative reads elements: eager saves those, or views of them."""
-        derivatives = [node for node in self.nodes if not self.is_early(node)]
-        return {root for node in derivatives for v in elements_read(node) for root in self.roots(v)}
+    def served(self, value: Value) -> frozenset[int]:
+        """The numbers of the gradients that the backward gets for which it reads the value, or what is made
+        of it."""
+        return self._served.get(value.unique(), frozenset())
+
+    def read_directly(self) -> dict[int, frozenset[int]]:
+        """Roots of the values of which a derivative reads elements: eager saves those, or views of them; and
+        for which gradients."""
+        found: dict[int, frozenset[int]] = {}
+        for node in self.nodes:
+            if not self.is_early(node):
+                served = _of_all(self._served, outputs(node))
+                for root in (root for v in elements_read(node) for root in self.roots(v)):
+                    found[root] = found.get(root, served) | served
+        return found
 
     def compared(self) -> set[int]:
         """The numbers of values that must not be computed twice, as they are compared with others."""
@@ -101,9 +113,28 @@ class Roles:
         made = dict(enumerate(self.nodes, len(values)))
         return {v.unique() for k, _ in met_again(steps) if k in made for v in outputs(made[k])}
 
+    def _gradients_served(self) -> dict[int, frozenset[int]]:
+        served = {v.unique(): frozenset((i,)) for i, v in enumerate(self.grads)}
+        for node in self.nodes:
+            if self.is_late(node):
+                _add(served, outputs(node), _of_all(served, inputs(node)))
+        for node in reversed(self.nodes):
+            read = [v for v in inputs(node) if not self.has_gradient(v)]
+            _add(served, read, _of_all(served, outputs(node)))
+        return served
+
     def _note_roots(self, node: Node) -> None:
-        source = viewed(node)
+        source = None if retypes(node) else viewed(node)
         held = inputs(node) if node.kind() == LIST else [source] if source is not None else []
         if held:
             roots = frozenset().union(*map(self.roots, held))
             self._roots.update((v.unique(), roots) for v in outputs(node))
+
+
+def _of_all(known: dict[int, frozenset[int]], values: Sequence[Value]) -> frozenset[int]:
+    return frozenset().union(*(known.get(v.unique(), ()) for v in values))
+
+
+def _add(known: dict[int, frozenset[int]], values: Sequence[Value], more: frozenset[int]) -> None:
+    for value in values:
+        known[value.unique()] = known.get(value.unique(), frozenset()) | more

@@ -1,0 +1,224 @@
+"""Joint graphs where gradients are missing or not asked for: what is read and freed is what eager's nodes
+read and free (`tsfuser.joint.partial`)."""
+
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsfuser
+from kit.support import fresh
+from tsfuser import _C
+from tsfuser.joint.packing import PACKED
+
+pytestmark = pytest.mark.graphs
+
+CALLS = 5
+TWICE, WRITTEN = "a second time", "modified by an inplace operation"
+
+
+@pytest.fixture(autouse=True)
+def joint_graphs():
+    before = _C.use_joint_functions(True)
+    yield
+    _C.use_joint_functions(before)
+
+
+def is_packed(scripted, *given):
+    graph = scripted.graph_for(*given)
+    return any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
+
+
+def leaves(*sizes, device="cpu", dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    made = (torch.rand(size, generator=generator, dtype=torch.float64) + 0.5 for size in sizes)
+    return [t.to(device, dtype).requires_grad_() for t in made]
+
+
+def two(x: Tensor, w: Tensor, v: Tensor):
+    h = torch.tanh(x * w)
+    return h.sin() * 2.0, torch.log(h * v).exp()
+
+
+def outcome(step):
+    """What it gives, or which of the errors of autograd it raises."""
+    try:
+        return step()
+    except RuntimeError as error:
+        return next(text for text in (TWICE, WRITTEN) if text in str(error))
+
+
+def assert_alike(function, steps, *sizes, device="cpu"):
+    """What each of the `steps` gives, of results and leaves, as in eager: in a function of its own."""
+    scripted = fresh(function)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            found = []
+            for called in (scripted, function):
+                given = leaves(*sizes, device=device)
+                made = called(*given)
+                found.append([outcome(lambda step=step: step(made, given)) for step in steps])
+            for ours, eagers in zip(*found):
+                assert isinstance(ours, str) == isinstance(eagers, str) and (ours is None) == (eagers is None)
+                if isinstance(ours, str) or ours is None:
+                    assert ours == eagers
+                else:
+                    torch.testing.assert_close(ours, eagers)
+        assert is_packed(scripted, *given)
+    return found[1]
+
+
+def gradient(k, of, **options):
+    def step(made, given):
+        return torch.autograd.grad(made[k].sum(), [given[i] for i in of], allow_unused=True, **options)
+
+    return step
+
+
+def write(k):
+    def step(made, given):
+        with torch.no_grad():
+            given[k].add_(1.0)
+
+    return step
+
+
+SIZES = ((3, 4), (4,), (4,))
+ALL = (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (gradient(0, ALL), gradient(1, ALL)),  # both read h's product
+        (gradient(0, ALL), gradient(1, [2])),  # which this does not
+        (gradient(1, [2]), gradient(0, ALL), gradient(1, [2])),
+        (gradient(0, ALL, retain_graph=True), gradient(1, ALL), gradient(0, ALL)),
+        (gradient(1, [2], retain_graph=True), gradient(0, ALL), gradient(1, [2])),
+    ],
+    ids=range(5),
+)
+def test_results_that_are_differentiated_one_after_the_other(steps, device):
+    found = assert_alike(two, steps, *SIZES, device=device)
+    assert any(not isinstance(each, str) for each in found)
+
+
+@pytest.mark.parametrize("k, of, written", [(0, ALL, 2), (1, ALL, 2), (0, [0], 1), (1, [1], 0)])
+def test_a_write_to_what_the_gradients_that_are_asked_for_do_not_need(k, of, written, device):
+    assert_alike(two, (write(written), gradient(k, of)), *SIZES, device=device)
+
+
+def test_nothing_is_computed_again_of_what_eager_saves_for_other_gradients():
+    """Of x, which eager saves for the gradient of the first result, but not of its tangent for the second."""
+
+    def f(x: Tensor, w: Tensor, v: Tensor):
+        return (x * w).sin(), torch.tanh(x + 1.0) * v
+
+    found = assert_alike(f, (write(0), gradient(1, ALL)), *SIZES)
+    assert not isinstance(found[1], str)
+
+
+def test_missing_gradients_of_results_that_one_op_makes(device):
+    """It reads zeros for them."""
+
+    def f(x: Tensor, w: Tensor, v: Tensor):
+        a, b = torch.chunk(torch.tanh(x * w), 2, -1)
+        return a.sin() * 2.0, b.exp() * 3.0
+
+    assert_alike(f, (gradient(1, [0, 1], retain_graph=True), gradient(0, [1])), *SIZES, device=device)
+
+
+def test_what_is_not_asked_for_is_none():
+    def step(made, given):
+        made[1].sum().backward(inputs=[given[2]])
+        return [t.grad for t in given]
+
+    found = assert_alike(two, (step,), *SIZES)
+    assert found[0][0] is None and found[0][2] is not None
+
+
+def test_second_derivatives_of_one_of_two_results():
+    def step(made, given):
+        (first,) = torch.autograd.grad(made[0].sum(), [given[0]], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), given, allow_unused=True)
+
+    assert_alike(two, (step,), *SIZES)
+    assert_alike(two, (gradient(1, [2]), step), *SIZES)
+
+
+def test_hooks_unpack_what_is_needed():
+    scripted, unpacked = fresh(two), []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(t) or t)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            given = leaves(*SIZES)
+            with hooks:
+                made = scripted(*given)
+            torch.autograd.grad(made[0].sum(), given[:2], retain_graph=True)
+            first = len(unpacked)
+            torch.autograd.grad((made[0] + made[1]).sum(), given)
+            both = len(unpacked) - first
+            unpacked.clear()
+    assert 0 < first < both
+
+
+def test_the_part_is_fused():
+    scripted = fresh(two)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            given = leaves((64, 4), (4,), (4,))
+            made = scripted(*given)
+            tsfuser.reset()
+            torch.autograd.grad(made[0].sum(), given[:2])
+    stats = tsfuser.stats()
+    assert stats["launches"] > 0 and not stats["fallbacks"], stats
+
+
+def test_memory_is_freed_when_nothing_reads_it_any_more():
+    class Held:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    def apart(x: Tensor, w: Tensor):
+        return torch.tanh(x * 2.0).exp(), torch.tanh(w * 3.0).exp()
+
+    def alive(function):
+        """How many of the saved values are held: at first, behind one gradient, and behind both."""
+        held, counts = weakref.WeakSet(), []
+
+        def pack(tensor):
+            held.add(made := Held(tensor))
+            return made
+
+        x, w = leaves((3, 4), (4,))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda made: made.tensor):
+            results = function(x, w)
+        counts.append(len(held))
+        for result, leaf in zip(results, (x, w)):
+            torch.autograd.grad(result.sum(), leaf)
+            counts.append(len(held))
+        return counts
+
+    scripted = fresh(apart)
+    with tsfuser.fuser():
+        scripted(*leaves((3, 4), (4,)))  # which torch profiles
+        for _ in range(CALLS):
+            first, second, third = alive(scripted)
+            assert first > second > third == 0
+
+
+@pytest.mark.passes_fail
+def test_a_failure_while_the_part_is_made():
+    """The whole backward runs, with zeros for gradients that are missing."""
+    scripted, given = fresh(two), leaves(*SIZES)
+    before = _C.fail_pass("partial_backward")
+    try:
+        with tsfuser.fuser(), pytest.warns(UserWarning, match="partial_backward"):
+            for k in (0, 1, 0, 1):
+                found = torch.autograd.grad(scripted(*given)[k].sum(), given, allow_unused=True)
+                wanted = torch.autograd.grad(two(*given)[k].sum(), given, allow_unused=True)
+                for ours, eagers in zip(found, wanted):
+                    torch.testing.assert_close(ours, torch.zeros_like(ours) if eagers is None else eagers)
+    finally:
+        _C.fail_pass(before)
