@@ -49,8 +49,9 @@ _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneTyp
 
 def outline(graph: Graph, is_written: Callable[[Value], bool] = lambda _: False) -> int:
     """Makes the regions of a graph, which is changed. How many there are. `is_written`: whether the program
-    may write to a value, which its region has to know where it is to keep what it is given."""
-    found = [run for block in all_blocks(graph) for run in _runs(block)]
+    may write to a value, which its region has to know where it is to keep what it is given. A list that it
+    writes to is in no region: the graph of a call would have it as a constant, which all calls share."""
+    found = [run for block in all_blocks(graph) for run in _runs(block, is_written)]
     for run in found:
         _make(graph, run, is_written)
     return len(found)
@@ -59,12 +60,13 @@ def outline(graph: Graph, is_written: Callable[[Value], bool] = lambda _: False)
 # ---- the runs
 
 
-def _runs(block: Block | Graph) -> list[list[Node]]:
+def _runs(block: Block | Graph, is_written: Callable[[Value], bool]) -> list[list[Node]]:
     runs: list[list[Node]] = []
     run: list[Node] = []
     made: set[int] = set()
     for node in nodes_in(block):
-        if _is_taken(node) and all(v.unique() in made or _is_passed(v) for v in inputs(node)):
+        is_taken = _is_taken(node) and not any(_is_list(v) and is_written(v) for v in outputs(node))
+        if is_taken and all(v.unique() in made or _is_passed(v) for v in inputs(node)):
             run.append(node)
             made.update(v.unique() for v in outputs(node))
         elif effect(node) != PURE or any(v.unique() in made for v in [*inputs(node), *used_inside(node)]):
@@ -102,6 +104,10 @@ def _is_passed(value: Value) -> bool:
     if type_.kind() == "ListType":
         return type_.getElementType().kind() == "IntType"
     return type_.kind() in _NUMBERS or type_.kind() == "TensorType"
+
+
+def _is_list(value: Value) -> bool:
+    return value.type().kind() == "ListType"
 
 
 def _counts(node: Node) -> bool:

@@ -77,8 +77,7 @@ def _regions(graph: Graph) -> Graph | None:
             _write_chunk(graph, node)
     functionalize(graph)
     remove_dead_code(graph)
-    written = [Effects(graph).is_written] if options.enabled("keep_inputs") else []
-    return graph if outline(graph, *written) else None
+    return graph if outline(graph, Effects(graph).is_written) else None
 
 
 def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
