@@ -46,7 +46,7 @@ from ..lower.loop_ir import (
 )  # fmt: skip
 from ..lower.traverse import statements
 
-_CHECK = "in_range"  # and for what checks its indices
+_CHECK = "in_range"  # and of the functions that check its indices
 #: How a source begins in which the compiler may not contract `a * b + c` (ir/extremes.py).
 WITHOUT_CONTRACTION = "// without contraction of a * b + c\n"
 

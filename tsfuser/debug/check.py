@@ -122,7 +122,7 @@ class Seen:
                 self.differences.append(difference)
 
     def numbered(self, reader: GraphReader) -> Seen:
-        """The same, with the numbers that groups have in what `explain` says of these graphs."""
+        """The same, with the numbers that groups have in `explain`'s report on these graphs."""
         made, numbers = Seen(), reader.numbers
         made.compared = {numbers.get(g, g): None for g in self.compared}
         made.random = {numbers.get(g, g): None for g in self.random}

@@ -82,7 +82,7 @@ def is_scripted(fn: Any) -> bool:
 
 def scripted(fn: Any) -> Any:
     """`fn` if it is scripted already, else what `torch.jit.script` makes of it; of a method of a module,
-    what it makes of the module. Raises TypeError for what it does not take."""
+    what it makes of the module. Raises TypeError for a function that it does not take."""
     if is_scripted(fn):
         return fn
     name = getattr(fn, "__name__", type(fn).__name__)

@@ -1,8 +1,9 @@
 """An explanation as one HTML page without external files.
 
-In: `Findings`. Out: the page: a summary, of a network with what costs most, a list of its graphs and a field
-that searches them; for each graph, or all that are alike, a drawing (groups green, nodes left out amber, what
-one hands to another as lines) and its table; then the program with its lines in the same colours."""
+In: `Findings`. Out: the page: a summary, of a network with the most expensive kernels and ops, a list of its
+graphs and a field that searches them; for each graph, or all that are alike, a drawing (groups green, nodes
+left out amber, what one hands to another as lines) and its table; then the program with its lines in the same
+colours."""
 
 from __future__ import annotations
 

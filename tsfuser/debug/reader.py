@@ -148,9 +148,9 @@ class GraphReader:
                 makers[v.unique()] = frozenset().union(*through) if inner else fed
 
     def _item(self, node: Any, refusals: Refusals | None, branch: str, forward: bool) -> Group | Node | None:
-        """What stands for the node; None for what no one would ask about, like the other ways that a formula
-        of autodiff has. `branch`: why the If or Loop around it is not fused as a whole, "" where that was no
-        question."""
+        """What stands for the node; None for nodes that no one would ask about, like the other ways that a
+        formula of autodiff has. `branch`: why the If or Loop around it is not fused as a whole, "" where that
+        was no question."""
         kind = node.kind()
         if kind == GROUP:
             group = self._group(node, forward)
@@ -248,7 +248,7 @@ def _listed(values: tuple) -> str:
 
 
 def _is_fallback(node: Any) -> bool:
-    """Whether the node stands for what runs when a guard does not let a call pass."""
+    """Whether the node stands for the fallback of a guard."""
     return node.kind() == FALLBACK or node.kind() == CONSTANT and node.hasAttribute("fallback")
 
 

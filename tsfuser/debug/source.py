@@ -24,8 +24,8 @@ _INSTALLED = re.compile(r".*[/\\](site|dist)-packages[/\\]torch[/\\]")
 
 @dataclass(frozen=True)
 class Place:
-    """`file` is "" for what no line of the program stands for, like autodiff's formulas. `within`: where in
-    torch's own Python code, if the line only calls that."""
+    """`file` is "" for nodes without a line of the program, as those of autodiff's formulas. `within`: where
+    in torch's own Python code, if the line only calls that."""
 
     file: str = ""
     line: int = 0

@@ -2,7 +2,7 @@
 
 In: `Findings`. Out: text: what a step costs, of a network with the kernels and ops that cost most; then a
 block for each graph, or for all that are alike: its groups with their kernels, then the lines of the program
-with what is left out of groups, and why."""
+with the ops outside of groups, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def text(findings: Findings) -> str:
 
 
 def step(findings: Findings) -> list[str]:
-    """A line with what one step takes, if that is known."""
+    """A line with the costs of one step, if they are known."""
     if not findings.costs.seconds:
         return []
     launches = [found.launches for found in costly_kernels(findings)]
@@ -108,7 +108,7 @@ def _graph(graph: GraphReport, title: str) -> list[str]:
 
 
 def left_out(graph: GraphReport) -> list[str]:
-    """Two lines for what is left out of groups at a place: the ops, and why."""
+    """Two lines for the unfused ops of a place: which, and why."""
     lines = []
     for (place, reason), nodes in by_reason(graph.left_out).items():
         lines.append(f"    {ops(nodes)}  at {place}{': ' + place.text if place.text else ''}")

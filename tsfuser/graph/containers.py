@@ -1,4 +1,4 @@
-"""Lists, tuples and dicts stand right before what reads them first.
+"""Lists, tuples and dicts stand right before their first reader.
 
 Before: `%l = prim::ListConstruct(%a, %b)`, a branch that does `aten::mul_(%a, 0.5)`, `%y = aten::cat(%l, 0)`.
 After: the list is made behind the branch. In: a graph that is done otherwise. Out: the same graph.

@@ -2,8 +2,8 @@
 
 Autodiff writes shape formulas as small programs: the gradient of a mean unsqueezes in an If on `keepdim`, or
 in a Loop over the reduced dims. In: such a node, and what its inputs are in this call: Python ints, bools,
-lists, and `Size`s for what a plan does not have to know. Out: its results. A branch that is taken, or the
-trips of a loop, become decisions of the call. Example: `aten::mul(3, size0_1)` -> `(size0_1 * 3)`."""
+lists, and `Size`s for numbers that a plan does not have to know. Out: its results. A branch that is taken, or
+the trips of a loop, become decisions of the call. Example: `aten::mul(3, size0_1)` -> `(size0_1 * 3)`."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _is_repeated_cast(node: Node) -> bool:
 
 
 def _identity(value: Value) -> tuple:
-    """The same for what equal casts make of one tensor."""
+    """The same for the results of equal casts of one tensor."""
     cast = value.node()
     if not _is_repeated_cast(cast):
         return (value.unique(),)

@@ -10,7 +10,7 @@ the result is a part. Before:
 becomes
     %r = tsfuser::with_room(%p, -1);  %w = tsfuser::with_room(%v, -2);  %o = tsfuser::product_of_room(%r, %w)
 
-In: a graph with types. Out: the same, with room behind what groups compute. Sizes and values stay what they
+In: a graph with types. Out: the same, with room behind results of groups. Sizes and values stay what they
 were: sums get further terms that are zero. A result is a part of a larger tensor only where nobody can tell:
 nothing writes to it, what reads it makes new tensors, and the program does not get it."""
 
@@ -48,7 +48,7 @@ from .wrapper import (
     is_tensor,
 )
 
-#: Ops that ask for what is the same of a part.
+#: Queries that a view of the padded memory answers as the dense tensor does.
 QUESTIONS = frozenset(("aten::size", "aten::dim", "aten::numel", "prim::dtype", "prim::device"))
 #: Views as other dims: one that raises where memory has gaps, and those that copy then.
 VIEW, _RESHAPE = "aten::view", ("aten::reshape", "aten::flatten")

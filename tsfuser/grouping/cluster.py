@@ -33,7 +33,7 @@ SIBLINGS = 4
 
 
 class Item(NamedTuple):
-    """A node. `device` is None for what cannot be fused. `loose`: may join, but only a cluster on `device`,
+    """A node. `device` is None if it cannot be fused. `loose`: may join, but only a cluster on `device`,
     and never starts one. `after`: positions that must come before. `reads`: value ids that would be
     arguments of a kernel. `makes`: value id -> its uses, not counting those that ask for sizes. `meets`:
     value ids over which siblings may be merged. `apart`: positions, among those `after` which it comes, with

@@ -161,7 +161,7 @@ class _Block:
                     self.refusals.add(node, reason)
 
     def _shared(self, i: int, node: Node) -> str | None:
-        """Why a node cannot be fused for what else writes to its operands or results."""
+        """Why a node cannot be fused because of other writes to its operands or results."""
         shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
         written = any(self.effects.is_written(v) for v in shared if is_tensor(v))
         if written or self.effects.may_return_written(node):
@@ -290,7 +290,7 @@ class _Block:
         return items
 
     def _is_table(self, i: int, reader: int) -> bool:
-        """Whether node `reader`, -1 for none, looks elements up in what node `i` makes."""
+        """Whether node `reader`, -1 for none, looks elements up in a result of node `i`."""
         return reader >= 0 and self.made[i][0] in ids(tables_of(self.nodes[reader]))
 
     def _is_taken_from(self, i: int, reader: int) -> bool:

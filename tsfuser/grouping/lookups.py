@@ -1,7 +1,7 @@
 """Which nodes a lookup must not share a group with, as what it reads has to be in memory before.
 
 In: a node that reads a tensor at places that another one holds. Out: nodes that compute that tensor. If the
-lookup takes few of its elements, its group computes these itself (ir/lookups.py), from what is in memory and
+lookup takes few of its elements, its group computes these itself (ir/lookups.py), from tensors in memory and
 from sums along the dim of the lookup. Example, of logits x[N, C] with one class each:
 
     y = log_softmax(x * 0.5, 1);  gather(y, 1, i)       no node: y[n, i] is x[n, i] * 0.5 - offset[n]

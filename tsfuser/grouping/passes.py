@@ -5,7 +5,7 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
 
   read_trials           before the first pass that asks rows about nodes
   rewrites              see graph/rewrites.py
-  move_chunks           after the types; a node behind a chunk may be grouped with what reads the chunk
+  move_chunks           after the types; a node behind a chunk may be grouped with readers of the chunk
   split_views           before groups: a view with two readers could not be inside and outside
   make_groups           the choice of nodes, with all types known
   clean_groups          before size arithmetic is made, and before a fallback is copied from the subgraph

@@ -75,7 +75,7 @@ def by_kind() -> dict[str, tuple[str, tuple[str, ...], bool]]:
 
 
 def rule_of(value: Value) -> str | None:
-    """What the op table says of the sizes of a result; None for what no row makes."""
+    """The op table's rule for the sizes of a result; None for results of ops without a row."""
     found = row_of(value.node())
     if found is None:
         return None

@@ -36,7 +36,7 @@ from .values import Window
 
 
 def finish(draft: Draft) -> Fusion:
-    """The Fusion, with every axis replaced by what it was joined to or cut into, and dead ops dropped."""
+    """The Fusion, with every axis replaced by those it was joined to or cut into, and dead ops dropped."""
     stored = [o.value for o in draft.outputs] + [v for u in draft.updates for v in (u.value, *u.at)]
     _join_splits(draft, {v.name for v in stored})
     ops = draft.needed(stored)
@@ -155,7 +155,7 @@ def _check_lookups(draft: Draft, fusion: Fusion) -> None:
         raise Refusal("an index out of range would be found after a tensor was changed in place")
     empty = {a for a in fusion.axes if not draft.call.decide(sz.lt(0, a.extent))}
     if empty and any(empty.isdisjoint(index.axes) for op in fusion.lookups for index in op.operands):
-        raise Refusal("there are indices, but no elements to compute from what they name")
+        raise Refusal("there are indices, but no elements are computed with them")
 
 
 class _Canonical:

@@ -211,7 +211,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Empty:
-    """A tensor of sizes (0,), which some ops return for what they have not computed."""
+    """A tensor of sizes (0,), which some ops return in place of a result that they have not computed."""
 
     dtype: DType
 

@@ -21,7 +21,8 @@ def length_of(order: Sequence[int]) -> int | None:
 
 
 def order_of(rank: int, length: int) -> tuple[int, ...] | None:
-    """The inverse of `length_of`, for tensors of `rank` dims; None for what is no length of a seed."""
+    """The inverse of `length_of`, for tensors of `rank` dims; None for a number that is no length of a
+    seed."""
     if not 2 <= length <= MOST:
         return None
     return next(islice(permutations(range(rank)), length - 2, None), None)

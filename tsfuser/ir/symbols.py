@@ -18,7 +18,7 @@ from functools import lru_cache
 from .dtypes import NARROW, DType
 
 KINDS = {"boolean": "b", "integer": "i", "complex": "c"}  #: keyword of `define` -> kind of a dtype
-COSTLY = 30  #: instructions an element: more than what reads 2 bytes and stores 2 has to spare
+COSTLY = 30  #: instructions an element: more than a kernel that reads 2 bytes and stores 2 has to spare
 CANCELS = float("inf")  #: in `Symbol.grows`: the result may be far smaller than the operand
 
 

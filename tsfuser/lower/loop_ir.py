@@ -305,7 +305,7 @@ class BlockReduce:
 @dataclass(frozen=True)
 class ColumnReduce:
     """The threads along y of a block of `warps` warps combine all `totals` of its `columns` columns, and
-    every thread gets the results of its own; what they have combined lies behind what they exchange.
+    every thread gets the results of its own; the combined values lie behind the exchanged ones.
     `cluster`: the bytes of shared memory from which on the blocks of a cluster then exchange each of
     `totals`; none if a block has whole columns. `mailbox`: as of a ClusterReduce."""
 

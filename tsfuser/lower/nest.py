@@ -82,7 +82,7 @@ def _body(draft: Draft) -> list[Stmt]:
     body: list[Stmt] = []
     for number in draft.sweeps.numbers:
         draft.row_values += row_reductions.row_values(draft, number)
-        if not draft.row_loop:  # else every loop over the rows begins with what is known of its row
+        if not draft.row_loop:  # else every loop over the rows begins with the known values of its row
             body += _of_only_iteration(draft)
             draft.row_values = []
         body += _sweep(draft, saved, number)

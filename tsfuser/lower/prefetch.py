@@ -74,7 +74,7 @@ def before_the_rows(draft: Draft) -> list[Stmt]:
 
 
 def before_a_row(draft: Draft) -> list[Stmt]:
-    """Fetches what the next iteration needs, and waits for what this one does."""
+    """Fetches the next iteration's operands, and waits for this one's."""
     accesses = _loads(draft, *_EACH_ROW)
     if not accesses:
         return []

@@ -98,7 +98,7 @@ def row_values(draft: Draft, number: int) -> list[Stmt]:
                 found += draft.loads[b.value.name]
     for op in draft.sweeps.row_ops(number):
         found += draft.computed[op.output.name]
-    # a loop over rows begins with what is known of its row, and with its index
+    # a loop over rows begins with the known values of its row, and with its index
     return found if draft.row_loop else [*draft.at.lets_for(found), *found]
 
 

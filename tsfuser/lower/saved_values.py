@@ -32,8 +32,8 @@ class SavedValues:
         self._lane = draft.lane.name if draft.lane.extent.is_const and draft.lane.extent.a > 1 else "0"
 
     def sweep(self, number: int) -> tuple[list[Stmt], list[Stmt]]:
-        """Arrays of registers to declare before sweep `number`, and statements for what it needs along a row,
-        in order."""
+        """Arrays of registers to declare before sweep `number`, and statements for the values it needs along
+        a row, in order."""
         draft = self.draft
         ops, wanted = draft.sweeps.needs(number, self.arrays)
         loads = [

@@ -47,7 +47,7 @@ def _check(name: str, self: Value) -> None:
 
 
 def _own_dims(b: Builder, table: Value) -> list[Axis | None]:
-    """Dims as large as those of `table`, for what is walked beside the indices: over axes of their own, as
+    """Dims as large as those of `table`, for the dims beside the indexed one: over axes of their own, as
     other values may vary along the table's."""
     return [None if axis is None else b.fresh_axis(b.axis(axis).extent) for axis in table.dims]
 

@@ -31,7 +31,7 @@ define("log_plus", "(log({0}) + {1})")
 
 def normalized(value: Value, dims: int | Sequence[int] | None) -> list[int]:
     """The dims of a reduction of `value`, sorted and not negative; None and an empty list mean all. Raises
-    Refusal for a tensor without dims, as nvFuser did, and for what is an error in eager."""
+    Refusal for a tensor without dims, as nvFuser did, and for arguments that eager rejects."""
     rank = len(value.dims)
     if rank == 0:
         raise Refusal("a reduction of a tensor without dimensions")

@@ -34,7 +34,7 @@ def described(call: Call, allocated: Sequence[Allocated], compiled: Sequence) ->
     kernels = [c.kernel for c in compiled]
     wishes: list[tuple[str, Size | int]] = []
     for k in kernels:
-        # a kernel's own names for what it is given come first
+        # a kernel's own names for its arguments come first
         wishes += [
             (p.name.replace("[", "_").removesuffix("]"), p.source[1])
             for p in k.params

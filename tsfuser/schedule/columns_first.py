@@ -33,7 +33,7 @@ from .machine import Machine
 define("squares_around", "({0} + {2} * (({1} - {3}) * ({1} - {3})))")
 
 SHORT = 64  # bytes of neighbours in memory; a GPU reads 32 at once
-LARGE = 1 << 20  # elements of the data: below, launches take longer than what is read in vain
+LARGE = 1 << 20  # elements of the data: below, another launch costs more than reads in vain
 _COMBINED = ("sum", "mean", "squares")
 
 

@@ -101,7 +101,7 @@ HOST = Machine(
 CLUSTER_BLOCKS = 16  # of a cluster at most, on any device
 PORTABLE_CLUSTER_BLOCKS = 8  # of a cluster that every device with clusters has room for
 LARGE_CLUSTERS = (90, 100, 103)  # compute capabilities of chips that have room for clusters of 16 blocks
-EXCHANGED = 32768  # bytes of shared memory for what the threads of a block exchange; every GPU has 48 KB
+EXCHANGED = 32768  # bytes of shared memory that the threads of a block may exchange; every GPU has 48 KB
 MAILBOX_BYTES = 16  # of shared memory, in which a block of a cluster counts what others send it
 
 

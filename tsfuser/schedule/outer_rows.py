@@ -150,7 +150,7 @@ def choose_outer_row_params(
     call: Call, segment: Segment, slabs: _Slabs, machine: Machine
 ) -> OuterRowParams | None:
     """The widest slabs that are still enough to keep the machine busy. None if columns are too long, or if
-    shared memory has no room for what threads exchange."""
+    shared memory has no room for the threads' exchange."""
     vector = vector_width(call, slabs.space, machine)
     # With fewer columns, a thread has more rows of each, and what it does once for a column, such as to
     # combine it with other threads, costs less. Wide vectors may leave too few registers, too.

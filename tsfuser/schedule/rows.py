@@ -161,7 +161,7 @@ def _placed(
         schedule = _with(schedule, cooperative=replace(schedule.reduction.cooperative, online_softmax=pairs))
     if params.prefetched:
         schedule = schedule.with_values_in("held" if params.held else "prefetched", rows.fetchable)
-    if params.held:  # no registers are left for what could be computed again
+    if params.held:  # no registers are left for values that could be computed again
         return schedule.with_values_in("kept", [a.buffer.value.name for a in rows.shared])
     return with_saved_values(segment, schedule, "register" if machine.has_threads else "scratch")
 

@@ -37,7 +37,7 @@ HELD_REGISTERS = 64  # registers of a thread for its part of a row, of a block t
 # better (statistics of 2^20 floats take 134 us on an H100, and 152 as here)
 MOST_HELD_MOMENTS = 8
 HELD_SETS = 3  # sets of blocks that share such a row, at least: with two, one waits while the other does
-EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange, at least
+EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for its threads' exchange, at least
 
 
 def of_several_blocks(
@@ -53,7 +53,7 @@ def of_several_blocks(
 
 
 def exchange_bytes(segment: Segment) -> int:
-    """Bytes of shared memory for what the threads of a block exchange in two iterations, at most, and the
+    """Bytes of shared memory for the exchange of a block's threads in two iterations, at most, and the
     blocks of its cluster: a total of each warp, and of each block. Moments are sums first."""
     totals = sum(
         op.output.dtype.register.itemsize
@@ -88,7 +88,7 @@ def _clustered(
 
 
 def _is_wide(read: Sequence[Access], given: RowParams) -> bool:
-    """Whether accesses to what is `read` have several words."""
+    """Whether accesses to the inputs `read` have several words."""
     return min((a.itemsize for a in read), default=0) * given.vector >= CLUSTER_ACCESS
 
 
@@ -183,10 +183,10 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
 
 def _paired(call: Call, rows: Rows, params: RowParams, machine: Machine) -> RowParams:
     """Two blocks that share a row, and go over many, are a cluster. What blocks exchange in memory comes
-    behind what they fetch there for the next row: half of an iteration passes meanwhile, 2.6 us on an H200.
-    Through each other's shared memory rows of two blocks take 0.77 to 0.89 of the time. More than two have to
-    lie in one part of the chip (GPC); on an H200, where these differ, 30 clusters of four run at once and 15
-    of eight, and what does not run with the others doubles the time."""
+    behind the part of the next row that they fetch there: half of an iteration passes meanwhile, 2.6 us on an
+    H200. Through each other's shared memory rows of two blocks take 0.77 to 0.89 of the time. More than two
+    have to lie in one part of the chip (GPC); on an H200, where these differ, 30 clusters of four run at once
+    and 15 of eight, and what does not run with the others doubles the time."""
     if not machine.cluster_blocks or not params.cooperative:
         return params
     pair = bool(call.decide(sz.eq(blocks_per_row(rows, params), 2)))

@@ -107,7 +107,7 @@ class DiskCache:
 
     def adopt(self, name: str, content: bytes) -> None:
         """Puts a file there that another cache has held under `name`, if the directory can be written. Its
-        seal is looked at when it is read. Raises ValueError for what is no name of a file of a cache."""
+        seal is looked at when it is read. Raises ValueError for a name that no file of a cache has."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no file of a cache of tsfuser's")
         with contextlib.suppress(OSError):

@@ -39,7 +39,7 @@ _NATIVE = {"x86_64": ("-march=native",), "aarch64": ("-mcpu=native",), "arm64": 
 
 
 #: What fibers are compiled with where they check themselves: for races between the threads of a kernel
-#: (codegen/runtime/fiber_races.h), or for what is read and written outside of all tensors and shared memory.
+#: (codegen/runtime/fiber_races.h), or for accesses outside of all tensors and shared memory.
 #: For that the process must have been started with g++'s libasan.so preloaded. Stacks are left out, since a
 #: fiber leaves its own by longjmp.
 CHECKS = {

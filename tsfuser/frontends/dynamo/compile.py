@@ -126,7 +126,7 @@ def _compile(
 
 
 def _prepared(module: fx.GraphModule, settings: its_settings.Settings) -> fx.GraphModule:
-    """The graph of an inference with what `partition` does to others."""
+    """The graph of an inference, changed as `partition` changes others."""
     kept = Kept(module)
     try:
         if settings.recompute:

@@ -1,9 +1,9 @@
 """Runs the pieces of a graph that could not be translated whole.
 
 In: the module that `split` makes, and the programs of some of its submodules. Out: a boxed function, which
-calls the submodules in order. A piece gets the last reference to what nobody reads after it, so its inputs
-are freed while it runs, as those of a whole graph are. Example: `y = submod_0(x); z = submod_1(y)`; a kernel
-of `submod_1` may be the last to need `y`.
+calls the submodules in order. A piece gets the last reference to values that nobody reads after it, so its
+inputs are freed while it runs, as those of a whole graph are. Example: `y = submod_0(x); z = submod_1(y)`; a
+kernel of `submod_1` may be the last to need `y`.
 """
 
 from __future__ import annotations

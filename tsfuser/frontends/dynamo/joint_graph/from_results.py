@@ -9,7 +9,8 @@ becomes
     leaky_relu_backward(g, y, 0.1, True)
 
 torch does this for relu and tanh. Two kinds of operands are still read: an input of the program, which takes
-no further memory, and the result of a norm, which is computed again from what the norm's gradient reads.
+no further memory, and the result of a norm, which is computed again from the tensors that the norm's gradient
+reads.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def settle_layouts(module: fx.GraphModule) -> None:
         elif (reads_strides(node) or relies_on_strides(node)) and not _writes(node):
             given = node.args, node.kwargs
             node.args, node.kwargs = fx.map_arg(given, lambda n, node=node: traced.operand(n, node))
-    move_last(module.graph)  # copies to inputs, behind what has been made for results
+    move_last(module.graph)  # copies to inputs, behind the nodes made for results
     module.graph.eliminate_dead_code()
     module.recompile()
 

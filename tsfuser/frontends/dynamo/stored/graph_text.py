@@ -1,8 +1,8 @@
 """A graph of TorchDynamo as a text that tells it from every other.
 
 In: the module, and AOTAutograd's arguments: its parameters and buffers, then the inputs. Out: a text. Raises
-Refusal for what a text cannot tell, such as a function from outside torch, or where torch may decide by
-something else than what is written down: any doubt is a miss. Example, a line of it:
+Refusal for a value that a text cannot tell, such as a function from outside torch, or where torch may decide
+by something that is not written down: any doubt is a miss. Example, a line of it:
 
     3 call_function torch._C._nn.linear (#0, #1, #2) {} File "model.py", line 12, in forward
 

@@ -39,7 +39,8 @@ _MOST = 8  # records of one key, whose sizes gave other answers; the latest come
 
 
 class Key(str):
-    """The digest of all that a compiled graph depends on, which torch hands back to us with what it keeps."""
+    """The digest of all that a compiled graph depends on, which torch returns to us with the graph it
+    keeps."""
 
     request: Request
 
