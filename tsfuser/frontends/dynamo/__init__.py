@@ -13,6 +13,7 @@ translation/   the FX graph as a typed torch._C.Graph
 groups/        groups are made in that graph, ordered and told where to write
 fx/            what the passes over FX graphs share
 stored/        compiled graphs on disk, for other processes
+by_inductor.py attention by functions of the program, which inductor compiles
 watch.py       tells explain what was made of each graph; logs.py, counts.py: logs and counters
 """
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ... import _C, log
 from ...grouping.support import Refusals
 from ...planning import failures
-from . import logs, watch
+from . import by_inductor, logs, watch
 from .fx.kept import Kept
 from .fx.types import is_nested_int
 from .groups.passes import fuse
@@ -152,7 +152,12 @@ def _whole(
             program, refusals = _program(found, settings, origin, (), roundings)
             calls[name] = partial(_only_result, program) if _is_single(piece) else program
             programs[name] = (found, refusals)
-    foreign = {node.name: reason for node, reason in translation.foreign.items()}
+    reasons = dict(translation.foreign)
+    for name, piece in pieces.left():
+        if by_inductor.has_attention(piece) and (function := by_inductor.compiled(piece)) is not None:
+            calls[name] = function
+            reasons |= {node: by_inductor.REASON for node in reasons if by_inductor.is_attention(node)}
+    foreign = {node.name: reason for node, reason in reasons.items()}
     return _Compiled(pieces.module, in_order(pieces.module, calls), programs, foreign)
 
 

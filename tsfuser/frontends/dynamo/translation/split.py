@@ -23,10 +23,16 @@ class Pieces:
     names: frozenset[str]
 
     def translatable(self) -> Iterator[tuple[str, fx.GraphModule]]:
-        for name in sorted(self.names):
-            found = getattr(self.module, name, None)
-            if isinstance(found, fx.GraphModule):
-                yield name, found
+        """The pieces in `names`."""
+        return (pair for pair in self._pieces() if pair[0] in self.names)
+
+    def left(self) -> Iterator[tuple[str, fx.GraphModule]]:
+        """The others."""
+        return (pair for pair in self._pieces() if pair[0] not in self.names)
+
+    def _pieces(self) -> Iterator[tuple[str, fx.GraphModule]]:
+        for node in self.module.graph.find_nodes(op="call_module"):
+            yield node.target, getattr(self.module, node.target)
 
 
 def split(module: fx.GraphModule, foreign: Container[fx.Node]) -> Pieces:
