@@ -65,15 +65,21 @@ _BYTE, _WRITE = 1 << 12, 1 << 7
 _SOURCE, _SINK = 0, 1
 
 
-def cut(joint: Joint, keep_inputs: bool = False, written: Sequence[Written] = ()) -> Cut:
-    """The cut of the fewest bytes. Raises Refusal where the graph has blocks. `written`: that of `divided`;
-    with it, the joint graph is changed."""
+def cut(
+    joint: Joint,
+    by_eager: dict[int, frozenset[int]],
+    keep_inputs: bool = False,
+    written: Sequence[Written] = (),
+) -> Cut:
+    """The cut of the fewest bytes. Raises Refusal where the graph has blocks. `by_eager`: what eager saves,
+    and for which gradients (`Roles.read_directly`). `written`: that of `divided`; with it, the joint graph is
+    changed."""
     if any(blocks(node) for node in nodes_in(joint.graph)):
         raise Refusal("a graph with branches or loops is not cut into forward and backward")
     roles = Roles(joint)
-    saved = _Values(roles, keep_inputs).saved()
+    saved = _Values(roles, by_eager, keep_inputs).saved()
     if saved is None:
-        saved = _Values(roles, keep_inputs, apart=False).saved()
+        saved = _Values(roles, by_eager, keep_inputs, apart=False).saved()
     if saved is None:
         raise Refusal("the backward reads what can neither be saved nor computed again")
     return divided(joint, roles, saved, written)
@@ -84,18 +90,19 @@ class _Values:
     What the backward computes is on the sink's side. `apart`: it reads nothing that eager saves for other
     gradients."""
 
-    def __init__(self, roles: Roles, keep_inputs: bool, apart: bool = True):
+    def __init__(
+        self, roles: Roles, by_eager: dict[int, frozenset[int]], keep_inputs: bool, apart: bool = True
+    ):
         self.roles = roles
         given = [v for v in roles.given if not keep_inputs or v.debugName().startswith(WRITTEN)]
         seen = [*given, *roles.results]
-        saved_by_eager = roles.read_directly()
         roots = {root for v in seen for root in roles.roots(v)}
         #: Roots of values that the program may write to, and that eager does not save.
-        self.exposed = roots - saved_by_eager.keys()
+        self.exposed = roots - by_eager.keys()
         #: Of the others, where eager saves them for some gradients only: for which.
-        self.apart = {root: saved_by_eager[root] for root in roots - self.exposed} if apart else {}
+        self.apart = {root: by_eager[root] for root in roots - self.exposed} if apart else {}
         #: Results that eager saves: a write to one is an error, as in eager.
-        self.kept = {v.unique() for v in roles.results} & saved_by_eager.keys()
+        self.kept = {v.unique() for v in roles.results} & by_eager.keys()
         self.compared = roles.compared()
         self.returned = {v.unique() for v in roles.results}
         self.stored, self.stored_again = self._stored()

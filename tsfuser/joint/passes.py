@@ -4,6 +4,8 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
 
   write_loss_heads  first: what it writes gets types, too
   note_types        before others, which ask for sizes
+  note_eager        before equal ops are one: eager's derivative of x / y computes x / y again, and saves x
+                    and y, though a result of the forward equals that
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
   write_norms       behind it: an op that reads a norm twice is one by now
   note_types        of what these have written, as the cut counts bytes
@@ -42,16 +44,18 @@ from .example_types import note_types
 from .loss_heads import write_loss_heads
 from .norms import write_norms
 from .reverse import Joint
+from .roles import Roles
 
 
 @dataclass
 class Work:
     """What the passes share. `keep_inputs`: that of `cut`; `written`: what the backward may compute again;
-    `parts`: what the cut gives."""
+    `by_eager`: what eager saves (`Roles.read_directly`); `parts`: what the cut gives."""
 
     joint: Joint
     keep_inputs: bool = False
     written: list[Written] = field(default_factory=list)
+    by_eager: dict[int, frozenset[int]] = field(default_factory=dict)
     parts: Cut | None = None
     is_done: bool = False
 
@@ -76,8 +80,12 @@ def _note_written(work: Work) -> None:
         note_types(work.joint.graph)
 
 
+def _note_eager(work: Work) -> None:
+    work.by_eager = Roles(work.joint).read_directly()
+
+
 def _cut(work: Work) -> None:
-    work.parts = cut(work.joint, work.keep_inputs, work.written)
+    work.parts = cut(work.joint, work.by_eager, work.keep_inputs, work.written)
 
 
 def _round_saved(work: Work) -> None:
@@ -123,6 +131,7 @@ def _writes_alike(node: Node) -> bool:
 PASSES = (
     _write(write_loss_heads),
     Pass("note_types", lambda work: note_types(work.joint.graph)),
+    Pass("note_eager", _note_eager),
     Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
     _write(write_norms),
     Pass("note_types", _note_written),
