@@ -1,4 +1,4 @@
-"""argmax, argmin, and max and min along a dim: the first of equal elements, NaN before all others."""
+"""argmax, argmin, and max and min along a dim: the first of equal elements, NaN before all others; topk."""
 
 import pytest
 import torch
@@ -157,3 +157,65 @@ def test_places_are_right_for_each_size_of_one_kernel(device):
         for ours, eager in zip(compiled(x), rows(x)):
             for one, other in zip(*(([r] if torch.is_tensor(r) else r) for r in (ours, eager))):
                 same(one, other)
+
+
+def permutations(rows, n, dtype, device):
+    """Rows of n different numbers, as eager leaves open which of equal ones a topk finds."""
+    generator = torch.Generator().manual_seed(n)
+    return torch.stack([torch.randperm(n, generator=generator) for _ in range(rows)]).to(device, dtype)
+
+
+def topk_of(k, dim, largest):
+    """A function of its own for each, or TorchDynamo makes a symbol of `k`."""
+    space = {"torch": torch}
+    exec(f"def function(x):\n    return torch.topk(x * 2, {k}, {dim}, {largest})\n", space)
+    return space["function"]
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("n, k, dim", [(8, 2, 1), (33, 8, -1), (5, 5, 1), (1, 1, 1), (120, 3, 0), (7, 7, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint8], ids=str)
+def test_topk(n, k, dim, largest, dtype, device):
+    x = permutations(37, n, dtype, device)
+    x = x.t().contiguous() if dim == 0 else x
+    function = topk_of(k, dim, largest)
+    for ours, eager in zip(torch.compile(function, backend="tsfuser", fullgraph=True)(x), function(x)):
+        same(ours, eager)
+        assert ours.stride() == eager.stride()
+    assert tsfuser.stats()["launches"] and not tsfuser.stats()["fallbacks"]
+
+
+def test_topk_of_nan_infinities_and_equal_elements(device):
+    """Of equal elements the places differ by device in eager, so the elements there are compared."""
+    x = elements(torch.float32, (9, 37), device)
+    for largest in (True, False):
+        function = topk_of(8, 1, largest)
+        (values, places), wanted = torch.compile(function, backend="tsfuser")(x), function(x)
+        assert_close(values, wanted[0], rtol=0, atol=0, equal_nan=True)
+        assert_close((x * 2).gather(1, places), values, rtol=0, atol=0, equal_nan=True)
+        assert all(len(set(row)) == 8 for row in places.tolist())
+
+
+def test_experts_are_chosen_and_weighted_in_one_group(device):
+    def route(scores):
+        weights, experts = torch.topk(torch.softmax(scores.float(), -1), 2, dim=-1)
+        return weights / weights.sum(-1, keepdim=True), experts
+
+    scores, groups = permutations(100, 8, torch.bfloat16, device) / 4, tsfuser.stats()["groups"]
+    found = torch.compile(route, backend="tsfuser", fullgraph=True)(scores)
+    wanted = route(scores)
+    assert_close(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+    assert tsfuser.stats()["groups"] - groups == 1
+
+
+@pytest.mark.parametrize("k, n", [(0, 5), (9, 20), (6, 5), (2, 5000)])
+def test_other_topks_are_left_to_torch(k, n, device):
+    function, x = topk_of(k, 1, True), permutations(4, n, torch.float32, device)
+    run = torch.compile(function, backend="tsfuser")
+    if k > n:
+        with pytest.raises(RuntimeError, match="not in range"):
+            run(x)
+        return
+    for ours, eager in zip(run(x), function(x)):
+        same(ours, eager)

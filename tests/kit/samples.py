@@ -91,6 +91,7 @@ _POSITIVE = {
 NORMS = {"normalization", "batch_norm", "batch_norm_backward", "instance_norm", "group_norm", "rms_norm"}
 # families whose samples are made in their tests
 _OWN_TESTS = NORMS | {
+    "places",
     "reduction",
     "softmax",
     "random",
@@ -253,8 +254,6 @@ def _choices(row, name, kind):
     if kind.startswith("Optional"):
         return [None]
     if name == "memory_format":
-        return [0]
-    if name == "dim":
         return [0]
     raise LookupError(f"no sample for argument `{name}: {kind}` of {row.name}")
 

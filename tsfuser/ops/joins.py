@@ -45,7 +45,7 @@ def _check(b: Builder, name: str, tensors: Sequence[Value]) -> None:
         raise Refusal(f"{name} of 0-dim CPU tensors gives a CPU tensor")
 
 
-def _joined(b: Builder, name: str, tensors: Sequence[Value], dim: int) -> Value:
+def joined(b: Builder, name: str, tensors: Sequence[Value], dim: int) -> Value:
     """`tensors` behind one another along dim `dim`."""
     _check_sizes(b, name, tensors, dim)
     if len(tensors) > MAX_PIECES:
@@ -94,7 +94,7 @@ def _cat(kind: str) -> None:
         _check(b, name, tensors)
         if not tensors[0].dims:
             raise Refusal(f"{name} of tensors without dims is an error in eager")
-        made = _joined(b, "cat", tensors, dim_of(len(tensors[0].dims), dim))
+        made = joined(b, "cat", tensors, dim_of(len(tensors[0].dims), dim))
         b.layouts[made.name] = _layout(b, tensors, b.sizes(made))
         return made
 
@@ -110,15 +110,15 @@ def stack(b: Builder, tensors, dim: int = 0) -> Value:
     rank = len(tensors[0].dims)
     dim = dim_of(rank + 1, dim)
     layers = [unsqueezed(b, v, dim) for v in tensors]
-    made = _joined(b, "stack", layers, dim)
+    made = joined(b, "stack", layers, dim)
     if dim == rank:
         b.layouts[made.name] = _layout(b, layers, b.sizes(made))
         return made
     # eager joins along the dim that is there, and splits it
     sizes = list(b.sizes(made))
     count, length = sizes[dim : dim + 2]
-    joined = _layout(b, tensors, [*sizes[:dim], count * length, *sizes[dim + 2 :]])
-    strides = [*joined.strides[:dim], joined.strides[dim] * length, *joined.strides[dim:]]
+    along = _layout(b, tensors, [*sizes[:dim], count * length, *sizes[dim + 2 :]]).strides
+    strides = [*along[:dim], along[dim] * length, *along[dim:]]
     b.layouts[made.name] = Layout(tuple(sizes), tuple(strides), dense=True)
     return made
 
@@ -139,7 +139,7 @@ def _rolled(b: Builder, value: Value, dim: int, shift: sz.Size) -> Value:
         return _copy(b, "roll", value)
     ranges = [(first, size - first), (sz.const(0), first)]
     parts = [part_of(b, "roll", value, dim, start, length) for start, length in ranges]
-    made = _joined(b, "roll", parts, dim)
+    made = joined(b, "roll", parts, dim)
     b.layouts[made.name] = _layout(b, parts, b.sizes(value))
     return made
 

@@ -1,4 +1,4 @@
-"""Places of extremes: argmax, argmin, and max and min along a dim, which also give the elements.
+"""Places of extremes: argmax, argmin, and max, min and topk along a dim, which also give the elements.
 
 An element and its place are one number of 64 bits, so that the largest of these numbers has the answer, and
 any schedule of a maximum serves. From its highest bit on:
@@ -8,6 +8,8 @@ any schedule of a maximum serves. From its highest bit on:
 The order of a float is that of its bits, those of negative ones reversed; 0.0 and -0.0 have one, and NaN has
 the largest. For the smallest element the order is reversed but for NaN. Of equal elements the first has the
 largest number, as in eager. Elements of 64 bits do not fit and are left to torch.
+
+The second largest element has the largest of the numbers below the largest one, and so on: no two are equal.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from ..ir.fusion import Value
 from ..ir.symbols import define
 from ..ir.windows import position
 from .elementwise import as_stored
+from .joins import joined
 from .reduction import normalized
 from .table import composite
 
 _DTYPES = ("uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32")
 _PLACES = 1 << 31
+#: Each element of a topk is a sweep over the row. torch sorts digits, whatever their number.
+_MOST_FOUND, _LONGEST = 8, 1024
 
 define("bits_of_float", "bit_cast<int>({0} + 0.0f)", cheap=True)
 define("order_of_bits", "({0} ^ ({0} >> 31 & 0x7fffffff))", cheap=True)
@@ -34,14 +39,15 @@ define("reversed_order", "(~{0})", cheap=True)
 define("nan_last", "({1} != {1} ? 0x7fffffff : {0})", cheap=True)
 define("is_minus_zero", "(bit_cast<unsigned>({0}) == 0x80000000u)", cheap=True)
 define("with_place", "({0} * 4294967296 + (0x7fffffff - {1}) * 2 + {2})", cheap=True)
+define("pair_below", "({0} < {1} ? {0} : -0x7fffffffffffffff - 1)", cheap=True)
 define("order_of_pair", "({0} >> 32)", cheap=True)
 define("place_of_pair", "(0x7fffffff - (({0} & 0xffffffff) >> 1))", cheap=True)
 define("float_of_bits", "(({1} & 1) != 0 ? -0.0f : bit_cast<float>({0}))", cheap=True)
 
 
-def _pairs(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
-    """The largest pair of an element and its place along `dim`, or in the whole tensor."""
-    dims = normalized(self, dim)
+def _pairs(b: Builder, name: str, self: Value, dims: Sequence[int], largest: bool, nan_wins: bool) -> Value:
+    """Of each element the number that it makes with its place among those along `dims`. `nan_wins`: NaN is
+    found before all others also where the smallest is looked for."""
     sizes = b.sizes(self)
     count = sz.product([sizes[d] for d in dims])
     if b.call.decide(sz.eq(count, 0)):
@@ -49,19 +55,25 @@ def _pairs(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, l
     if not b.call.decide(sz.lt(count, _PLACES)):
         raise Refusal(f"{name} of 2^31 elements or more is left to torch")
     (self,) = as_stored(b, self)
+    sign = b.literal(0)
     if self.dtype.is_floating:
         bits = b.pointwise("bits_of_float", (self,), INT32, FLOAT)
         order = b.pointwise("order_of_bits", (bits,), INT32)
+        sign = b.pointwise("is_minus_zero", (self,), BOOL, FLOAT)
     else:
         order = b.pointwise("convert", (self,), INT32, self.dtype)
-    if not largest:
-        order = b.pointwise("reversed_order", (order,), INT32)
-    sign = b.literal(0)
+    steps = [] if largest else ["reversed_order"]
     if self.dtype.is_floating:
-        order = b.pointwise("nan_last", (order, self), INT32, own_types=True)
-        sign = b.pointwise("is_minus_zero", (self,), BOOL, FLOAT)
-    pair = b.pointwise("with_place", (order, _place(b, self, dims, sizes), sign), INT64, name="with_place")
-    return b.reduce(name, "max", pair, dims, keepdim, INT64)
+        steps.insert(len(steps) if nan_wins else 0, "nan_last")
+    for step in steps:
+        order = b.pointwise(step, (order, self) if step == "nan_last" else (order,), INT32, own_types=True)
+    return b.pointwise("with_place", (order, _place(b, self, dims, sizes), sign), INT64, name="with_place")
+
+
+def _extreme_pair(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
+    """The largest of these numbers along `dim`, or in the whole tensor."""
+    dims = normalized(self, dim)
+    return b.reduce(name, "max", _pairs(b, name, self, dims, largest, True), dims, keepdim, INT64)
 
 
 def _place(b: Builder, self: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> Value:
@@ -97,7 +109,9 @@ def argmin(b: Builder, self, dim: int | None = None, keepdim: bool = False) -> V
 
 
 def _places(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
-    return b.pointwise("place_of_pair", (_pairs(b, name, self, dim, keepdim, largest),), INT64, name=name)
+    return b.pointwise(
+        "place_of_pair", (_extreme_pair(b, name, self, dim, keepdim, largest),), INT64, name=name
+    )
 
 
 @composite("aten::max", "dim", dtypes=_DTYPES, sizes=("reduced",) * 2, selects=True, without_gradient=(1,))
@@ -113,5 +127,40 @@ def min_along(b: Builder, self, dim: int, keepdim: bool = False):
 
 
 def _extreme(b: Builder, name: str, self: Value, dim: int, keepdim: bool, largest: bool):
-    pair = _pairs(b, name, self, dim, keepdim, largest)
+    pair = _extreme_pair(b, name, self, dim, keepdim, largest)
     return _element(b, name, pair, self, largest), b.pointwise("place_of_pair", (pair,), INT64)
+
+
+def _is_too_long(device: str, *sizes: Sequence[int]) -> str | None:
+    before, after = sizes[0], sizes[-1]
+    longest = max((n for n, found in zip(before, after) if n != found), default=0)
+    return f"torch's topk of rows of more than {_LONGEST} is faster" if longest > _LONGEST else None
+
+
+@composite(
+    "aten::topk",
+    dtypes=_DTYPES,
+    sizes=("own", "own"),
+    fixed=("k", "dim", "largest", "sorted"),
+    selects=True,
+    without_gradient=(1,),
+    left=_is_too_long,
+)
+def topk(b: Builder, self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True):
+    """The `k` largest or smallest elements along `dim`, at most 8 of 1,024, sorted, and their places; of
+    equal ones the first come first"""
+    if k < 1 or k > _MOST_FOUND:
+        raise Refusal(f"topk of no element, or of more than {_MOST_FOUND}, is left to torch")
+    (dim,) = normalized(self, dim)
+    size = b.sizes(self)[dim]
+    if b.call.decide(sz.lt(size, k)):
+        raise Refusal("topk of more elements than there are is an error in eager")
+    if b.call.decide(sz.lt(4 * _LONGEST, size)):
+        raise Refusal("topk of rows that have become so long is left to torch")
+    pair = _pairs(b, "topk", self, [dim], largest, False)
+    found: list[Value] = []
+    for _ in range(k):
+        rest = b.pointwise("pair_below", (pair, found[-1]), INT64) if found else pair
+        found.append(b.reduce("topk", "max", rest, [dim], True, INT64))
+    top = b.contiguous(joined(b, "topk", found, dim))
+    return _element(b, "topk", top, self, largest), b.pointwise("place_of_pair", (top,), INT64)

@@ -1,7 +1,7 @@
 """What a row says of a node before sizes are known: dtypes and ranks of its results, or why it is refused.
 
 In: a row, and a node's arguments as the graph tells them: `{"self": NodeArg("tensor", "float32", 2)}`. Out:
-`(("float32", 2),)`, from a build of the row over tensors with dims of size 2, whose outcome is kept.
+`(("float32", 2),)`, from a build of the row over small tensors, whose outcome is kept.
 """
 
 from __future__ import annotations
@@ -143,20 +143,25 @@ def _kind_of_result(
     return (result.dtype.name, 1) if isinstance(result, Empty) else None
 
 
-def _small(tensor: NodeArg, device: str) -> TensorArg:
-    """A tensor of that dtype and rank with dims of size 2."""
-    strides = tuple(2**d for d in reversed(range(tensor.rank)))
-    return TensorArg(tensor.dtype, device, (2,) * tensor.rank, strides)
+def _small(tensor: NodeArg, device: str, size: int) -> TensorArg:
+    """A tensor of that dtype and rank with dims of that size."""
+    strides = tuple(size**d for d in reversed(range(tensor.rank)))
+    return TensorArg(tensor.dtype, device, (size,) * tensor.rank, strides)
 
 
 #: Arguments that repeat sizes of the first operand.
 _OWN_SIZES = ("normalized_shape",)
+#: Arguments that a size of the first operand must reach.
+_REACHED = ("k",)
 
 
 def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder, dict[str, Any]] | None:
     """A builder and the row's arguments in it; None if something needed is unknown."""
     described: list[Arg] = []
     build_args: dict[str, Any] = {}
+    size = max(
+        [2, *(arg.constant for name, arg in args if name in _REACHED and isinstance(arg.constant, int))]
+    )
     for name, arg in args:
         if name in row.ignored:
             build_args[name] = lambda b: None
@@ -164,7 +169,7 @@ def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder,
             if any(tensor.dtype is None or tensor.rank is None for tensor in arg.tensors):
                 return None
             first = len(described)
-            described += [_small(tensor, device) for tensor in arg.tensors]
+            described += [_small(tensor, device, size) for tensor in arg.tensors]
             if arg.kind == "tensor":
                 build_args[name] = lambda b, i=first: b.tensor(i)
             else:

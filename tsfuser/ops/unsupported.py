@@ -69,7 +69,7 @@ _WORDS = {
         special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
         special_laguerre_polynomial_l special_legendre_polynomial_p""",
     _DRAWN: "bernoulli multinomial poisson binomial _standard_gamma _sample_dirichlet exponential geometric",
-    _SORT: """sort argsort topk kthvalue median mode cumsum cumprod logcumsumexp cummax cummin
+    _SORT: """sort argsort kthvalue median mode cumsum cumprod logcumsumexp cummax cummin
         searchsorted bucketize unique_dim histc""",
     _NEW: """zeros ones empty full arange linspace eye tril triu rand randn randint randperm scalar_tensor
         new_zeros new_ones new_empty new_full tensor tril_indices triu_indices empty_like empty_strided
