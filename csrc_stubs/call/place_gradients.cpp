@@ -5,6 +5,8 @@
 //         aten::nll_loss_backward for log-probabilities [4, 100]
 //     tsfuser::gather_backward(gradient, [4, 100], 1, index)
 //         of gather(x, 1, index) for x [4, 100]
+//     tsfuser::extreme_backward(gradient, [4, 100], 1, index)
+//         of x.max(1), whose places are the index; a gradient of -0.0 stays so, as in eager
 
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -27,6 +29,11 @@ at::Tensor gather_backward(const at::Tensor& gradient, c10::SymIntArrayRef sizes
   return at::zeros_symint(sizes, gradient.options()).scatter_add_(dim, index, gradient);
 }
 
+at::Tensor extreme_backward(const at::Tensor& gradient, c10::SymIntArrayRef sizes, int64_t dim,
+                            const at::Tensor& index) {
+  return at::zeros_symint(sizes, gradient.options()).scatter_(dim, index, gradient);
+}
+
 }  // namespace
 }  // namespace tsfuser
 
@@ -35,9 +42,11 @@ TORCH_LIBRARY_FRAGMENT(tsfuser, m) {
       "nll_loss_backward(Tensor gradient, SymInt[] sizes, Tensor target, Tensor? weight, int reduction, "
       "SymInt ignore_index, Tensor total_weight) -> Tensor");
   m.def("gather_backward(Tensor gradient, SymInt[] sizes, int dim, Tensor index) -> Tensor");
+  m.def("extreme_backward(Tensor gradient, SymInt[] sizes, int dim, Tensor index) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(tsfuser, CompositeExplicitAutograd, m) {
   m.impl("nll_loss_backward", tsfuser::nll_loss_backward);
   m.impl("gather_backward", tsfuser::gather_backward);
+  m.impl("extreme_backward", tsfuser::extreme_backward);
 }

@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import tsfuser
+from tsfuser.frontends.dynamo import watch
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
@@ -136,18 +137,42 @@ def test_no_elements_are_as_in_eager(function, sizes, device):
             same(one, other)
 
 
-def test_the_gradient_goes_to_the_first_of_equal_elements(device):
+@pytest.mark.parametrize("dim, keepdim", [(1, False), (0, True), (-1, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_gradient_goes_to_the_first_of_equal_elements(dim, keepdim, dtype, device):
     def function(x):
-        values, places = (x * 2).max(1)
-        return values * places
+        values, places = (x * 2).max(dim, keepdim)
+        return values * (places - 3)
 
-    x = elements(torch.float32, (9, 37), device).nan_to_num()
+    x = elements(dtype, (9, 37), device)
     gradients = []
-    for called in (torch.compile(function, backend="tsfuser"), function):
-        leaf = x.clone().requires_grad_()
-        called(leaf).cos().sum().backward()
-        gradients.append(leaf.grad)
-    assert_close(*gradients, equal_nan=True)
+    with watch.watching() as (_, outcomes):
+        for called in (torch.compile(function, backend="tsfuser"), function):
+            leaf = x.clone().requires_grad_()
+            called(leaf).sum().backward()
+            gradients.append(leaf.grad)
+    backward = str(outcomes[-1].programs[""][0].graph)
+    assert backward.index("with prim::CudaFusionGroup") < backward.index("tsfuser::extreme_backward")
+    same(*gradients)
+    assert (gradients[0] == 0).any() and (gradients[0] < 0).any()
+
+
+def test_a_scatter_to_zeros_is_eagers(device):
+    """A gradient of -0.0 stays so; an index out of range is an error, as in eager."""
+
+    def function(x, index, source):
+        return torch.zeros_like(x).scatter(1, index, source * 2) * 3
+
+    x, source = (
+        torch.zeros(5, 7, device=device),
+        torch.tensor([[1.0], [-0.0], [0.0], [-2.0], [3.0]], device=device),
+    )
+    index = torch.tensor([[0], [6], [3], [3], [5]], device=device)
+    run = torch.compile(function, backend="tsfuser")
+    same(run(x, index, source), function(x, index, source))
+    if device == "cpu":
+        with pytest.raises((IndexError, RuntimeError)):
+            run(x, index + 3, source)
 
 
 def test_places_are_right_for_each_size_of_one_kernel(device):

@@ -162,37 +162,44 @@ def _index_layout(
     return b.pointwise_layout(dims, read)
 
 
-@composite(
-    "tsfuser::gather_backward",
-    dtypes=FLOATING,
-    sizes="own",
-    fixed=("dim",),
-    table="index",
-    places="index",
-    symbolic=("sizes",),
+_PLACED: dict[str, Any] = dict(
+    dtypes=FLOATING, sizes="own", fixed=("dim",), table="index", places="index", symbolic=("sizes",)
 )
+
+
+@composite("tsfuser::gather_backward", **_PLACED)
 def gather_backward(b: Builder, gradient, sizes: list, dim: int, index) -> Value:
     """The gradient of `gather(x, dim, index)` for x of these sizes, of one index along `dim`"""
+    added = b.pointwise("add", (gradient, b.literal(0.0)), gradient.dtype.register)  # 0 + -0 is 0
+    return _placed(b, "gather_backward", gradient, added, sizes, dim, index)
+
+
+@composite("tsfuser::extreme_backward", **_PLACED)
+def extreme_backward(b: Builder, gradient, sizes: list, dim: int, index) -> Value:
+    """The gradient of `x.max(dim)` for x of these sizes, with its places as `index`, of one along `dim`"""
+    return _placed(b, "extreme_backward", gradient, gradient, sizes, dim, index)
+
+
+def _placed(
+    b: Builder, name: str, gradient: Value, element: Value, sizes: list, dim: int, index: Value
+) -> Value:
     rank, found = len(sizes), b.sizes(index)
     if not rank or rank != len(index.dims) or rank != len(gradient.dims):
-        raise Refusal("gather_backward to another number of dims is left to torch")
+        raise Refusal(f"{name} to another number of dims is left to torch")
     dim, size = dim_of(rank, dim), sz.as_size(sizes[dim_of(rank, dim)])
     wanted = [sz.const(1) if d == dim else sz.as_size(s) for d, s in enumerate(sizes)]
     for other in (found, b.sizes(gradient)):
         if not all(b.call.decide(sz.eq(x, y)) for x, y in zip(other, wanted)):
-            raise Refusal(
-                "gather_backward of more than one index along its dim, or of a part, is left to torch"
-            )
-    index = checked(b, "gather_backward", index, size)
+            raise Refusal(f"{name} of more than one index along its dim, or of a part, is left to torch")
+    index = checked(b, name, index, size)
     axis = None if b.call.decide(sz.eq(size, 1)) else b.fresh_axis(size)
     dims: list[Axis | None] = [None] * rank
     dims[dim] = axis
     place = b.literal(0) if axis is None else position(b, dims, dim)
     here = b.pointwise("eq", (index, place), BOOL, own_types=True)
     register, zero = gradient.dtype.register, b.literal(0.0)
-    added = b.pointwise("add", (gradient, zero), register)  # 0 + -0 is 0
-    result = b.pointwise("where", (here, added, zero), register, own_types=True, name="gather_backward")
-    return b.contiguous(narrow(b, "gather_backward", result, gradient.dtype))
+    result = b.pointwise("where", (here, element, zero), register, own_types=True, name=name)
+    return b.contiguous(narrow(b, name, result, gradient.dtype))
 
 
 @composite(

@@ -19,6 +19,8 @@ Groups add where they compute what is added (groups/added_at.py). A `scatter_add
 to new zeros is what a group makes:
 
     scatter_add(new_zeros(g, [n, 50]), 1, i, g), i and g [n, 1], becomes gather_backward(g, [n, 50], 1, i)
+
+and so is a `scatter`, as in the gradient of `x.max(1)`: `extreme_backward`.
 """
 
 from __future__ import annotations
@@ -147,10 +149,18 @@ def _sizes(ops: Insert, zeros: fx.Node) -> list[Any]:
     return zeros.args[{aten.zeros.default: 0, aten.full.default: 0}.get(zeros.target, 1)]
 
 
-def add_at_one_place(node: fx.Node) -> bool:
-    """Writes an addition to new zeros at one place along a dim, as in the gradient of `gather`, as the op
-    that a group makes by comparisons."""
+_AT_ONE_PLACE = {
+    aten.scatter_add.default: "gather_backward",
+    aten.scatter.src: "extreme_backward",
+}
+
+
+def put_at_one_place(node: fx.Node) -> bool:
+    """Writes an addition to new zeros at one place along a dim, as in the gradient of `gather`, or a scatter
+    there, as in that of `max`, as the op that a group makes by comparisons."""
     zeros, dim, index, source = node.args
+    if not isinstance(zeros, fx.Node) or node.kwargs:
+        return False
     made = zeros.meta["val"]
     if zeros.target not in _ZEROS or made.layout != torch.strided or len(zeros.users) > 1 or not made.dim():
         return False
@@ -162,7 +172,7 @@ def add_at_one_place(node: fx.Node) -> bool:
         return False
     if not made.device == given.device == values.device:
         return False
-    node.target = torch.ops.tsfuser.gather_backward.default
+    node.target = getattr(torch.ops.tsfuser, _AT_ONE_PLACE[node.target]).default
     node.args = source, _sizes(Insert(node, node), zeros), dim, index
     return True
 

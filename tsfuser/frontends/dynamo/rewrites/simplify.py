@@ -19,7 +19,7 @@ from ..fx.updates import move_last, updates
 from . import copies
 from .bools import without_bools
 from .fused_multiply_add import as_aten
-from .indexing import add_at_one_place, add_elements, add_parts, add_wide
+from .indexing import add_elements, add_parts, add_wide, put_at_one_place
 from .late_casts import cast_what_is_read
 
 aten = torch.ops.aten
@@ -212,7 +212,8 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.slice_scatter.default: lambda node: _replaced(node) or copies.part_replaced(node),
     aten.index_put.default: add_elements,
     aten.index_add.default: add_wide,
-    aten.scatter_add.default: lambda node: add_at_one_place(node) or add_parts(node),
+    aten.scatter_add.default: lambda node: put_at_one_place(node) or add_parts(node),
+    aten.scatter.src: put_at_one_place,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
