@@ -192,18 +192,17 @@ void bind_graphs(py::module_& m) {
         }
         return found;
       },
-      "The graphs that were packed of what optimised code runs, in no order.");
+      "The packed graphs that optimised code runs, in no order.");
   m.def(
       "joint_states",
       [](torch::jit::Code& code) {
         const py::gil_scoped_release released;  // as above
         return plain_states(code);
       },
-      "The states of the executors of what programs with joint graphs run besides these.");
-  m.def(
-      "joint_program", &joint_program,
-      "Of a graph that is a call of a program with joint graphs: (the state of what runs without gradients, "
-      "None where that has optimised nothing; the program with regions). None for others.");
+      "The states of the other executors that programs with joint graphs run.");
+  m.def("joint_program", &joint_program,
+        "Of a graph that is a call of a program with joint graphs: (the executor state without gradients, "
+        "None where that has optimised nothing; the program with regions). None for others.");
   m.def("use_joint_functions", &use_joint_functions,
         "Whether training goes by joint graphs, experimentally; returns the state before.");
   m.def("last_copy", &last_copy,

@@ -88,7 +88,7 @@ std::vector<Node*> nodes_with_blocks(Block& block) {
   return found;
 }
 
-// Whether dtype, device and rank are known of what is no tensor, or a tensor.
+// Whether it is no tensor, or one whose dtype, device and rank are known.
 bool is_typed(const Value* value) {
   const auto* type = value->type()->castRaw<c10::TensorType>();
   return !type || (type->scalarType() && type->device() && type->dim());

@@ -1,5 +1,5 @@
-// Gradients of reads at places. They are given the sizes of what was read, not its elements, so nothing of
-// that size is saved for them. Groups make them by comparing each place with its index.
+// Gradients of reads at places. They are given the sizes of the tensor that was read, not its elements, so
+// nothing of that size is saved for them. Groups make them by comparing each place with its index.
 //
 //     tsfuser::nll_loss_backward(gradient, [4, 100], target, None, 1, -100, total_weight)
 //         aten::nll_loss_backward for log-probabilities [4, 100]

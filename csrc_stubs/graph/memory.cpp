@@ -81,7 +81,7 @@ bool stays(const Value* value, const Value* entered) {
   return (in_place || maker->kind() == c10::prim::profile) && stays(maker->input(0), entered);
 }
 
-// Whether nothing is known of what the node may write to.
+// Whether the node may write to any memory, as far as is known.
 bool may_write_anywhere(const Node* node) {
   return node->kind() == c10::prim::PythonOp || node->kind() == c10::prim::CallFunction ||
          node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::fork;
@@ -209,7 +209,7 @@ size_t Memory::set_of(size_t end) const {
   return end;
 }
 
-// A value in a loop is never made of what the loop returns, though that may be the value.
+// A value in a loop does not depend on the loop's results, though a result may be that value.
 bool Memory::is_outside(const End& end, const Value* value) {
   return !end.loop || !is_inside(value, end.loop);
 }

@@ -28,7 +28,7 @@ Asked& asked() {
   return *a;
 }
 
-// The place in the program of the first node that has one, as "file:line"; outside of what was inlined.
+// The place in the program of the first node that has one, as "file:line"; outside of inlined calls.
 std::string place_in(const torch::jit::Block& block) {
   for (const torch::jit::Node* node : block.nodes()) {
     const auto& calls = node->callstack();

@@ -31,7 +31,7 @@ Callback& observer() {
   return *c;
 }
 
-// A dense copy of what a group may write to.
+// Dense copies of the tensors that a group may write to.
 Values copies(at::ArrayRef<c10::IValue> values) {
   const c10::impl::ExcludeDispatchKeyGuard no_gradients(c10::autograd_dispatch_keyset);
   Values result(values.begin(), values.end());

@@ -93,7 +93,7 @@ bool Waiting::in_conflict() {
   }
   std::sort(ranges_.begin(), ranges_.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  uintptr_t end = 0, written_end = 0;  // of what lies before
+  uintptr_t end = 0, written_end = 0;  // of the ranges before
   for (const Range& range : ranges_) {
     if (range.begin == range.end) {
       continue;

@@ -65,7 +65,7 @@ void leave(Node* branch, Block* kept) {
 
 }  // namespace
 
-void leave_checked_branches(Graph& graph, const Node* first) {
+void inline_checked_branches(Graph& graph, const Node* first) {
   for (Node* node : all_nodes(graph)) {  // outer ones first: inner ones then stand where they may go further
     if (Block* block = kept(node); block && node->isAfter(first)) {
       leave(node, block);

@@ -43,7 +43,7 @@ bool is_plain(const at::Tensor& counter) {
          !refuse_tensor(counter);
 }
 
-// Whether one kernel may add to all of them: they are as many tensors, and one number is added.
+// Whether one kernel may add to all counters: they are distinct tensors, and one increment is added.
 bool may_be_one_op(const std::vector<Addition>& counts) {
   std::vector<const void*> memory;
   for (const Addition& count : counts) {

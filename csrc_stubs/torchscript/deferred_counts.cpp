@@ -132,7 +132,7 @@ bool exclude_each_other(const Node* one, const Node* other) {
 
 // Counters that are added to twice stay where they are. For torch a batch norm writes to no statistics:
 // only its counter keeps two calls of one module in order.
-void leave_out_repeated(std::vector<CountNode>& counts) {
+void drop_repeated(std::vector<CountNode>& counts) {
   const std::vector<CountNode> all = counts;
   const auto is_repeated = [&all](const CountNode& count) {
     return std::any_of(all.begin(), all.end(), [&count](const CountNode& other) {
@@ -255,7 +255,7 @@ class Chain {
 void defer_counts(Graph& graph, const Node*) {
   const auto nodes = all_nodes(graph);
   std::vector<CountNode> counts = counts_in(nodes);
-  leave_out_repeated(counts);
+  drop_repeated(counts);
   if (counts.size() < 2 || !may_defer(graph, nodes)) {
     return;
   }

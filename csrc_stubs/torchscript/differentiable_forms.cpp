@@ -367,7 +367,7 @@ const std::vector<Form>& forms() {
   return *table;
 }
 
-// The inverse of in_place.cpp's `keep_dtype_of_gradient`, and of what `write_own_casts` leaves: readers of
+// The inverse of in_place.cpp's `keep_dtype_of_gradient`, and of `write_own_casts`: readers of
 // a cast that is off read its operand, which it gives back.
 void drop_idle_casts(Graph& graph) {
   Walk walk(graph);

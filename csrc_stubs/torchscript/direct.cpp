@@ -306,7 +306,7 @@ class DirectBackward : public torch::autograd::Node {
     uint32_t position;
     bool is_tensor;
   };
-  c10::SmallVector<Place, 24> places_;  // of what is saved, in order
+  c10::SmallVector<Place, 24> places_;  // of the saved tensors, in order
   std::vector<SavedVariable> tensors_;
   c10::SmallVector<c10::IValue, 4> others_;
   // Of a joint graph, by the numbers of its readers: whether they have run in the last backward, empty if

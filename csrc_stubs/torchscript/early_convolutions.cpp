@@ -57,7 +57,7 @@ bool is_convolution(const Node* node) {
   return kinds.count(node->kind()) != 0;
 }
 
-// Whether it is a convolution, by parameters, of what an op has made; or a cast of such.
+// Whether it is a convolution of an op's result, by parameters; or a cast of such a convolution.
 bool is_apart_from_statistics(const Node* node) {
   if (is_cast_of_any(node)) {
     return is_made_by_op(node->input(0)) || is_parameter_or_none(node->input(0));

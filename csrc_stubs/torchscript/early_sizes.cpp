@@ -1,4 +1,4 @@
-// Sizes of what ops of groups compute are computed from the sizes of what those ops have got. Before:
+// Sizes of the results of ops that groups run are computed from the sizes of these ops' operands. Before:
 //
 //     %y = aten::layer_norm(%x, ...);  %p = aten::pad(%y, [0, %n]);  %s = aten::size(%p)
 //

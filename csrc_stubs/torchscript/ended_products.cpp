@@ -28,7 +28,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// Whether autocast makes another dtype of what an op on the tensor computes in its own.
+// Whether autocast has ops on the tensor compute in another dtype than the tensor's.
 bool casts_others(const at::Tensor& tensor) {
   const auto device = tensor.device().type();
   return at::autocast::is_autocast_enabled(device) &&

@@ -8,7 +8,7 @@
 
 namespace tsfuser {
 
-// Copies, at the insert point, of what depends on nothing but constants and what modules hold. Example: for
+// Copies, at the insert point, of nodes that depend on constants and modules' attributes alone. Example: for
 // a node in
 //
 //     %s : int = prim::GetAttr[name="stride"](%module);  %c : bool = aten::eq(%s, %one);  prim::If(%c)

@@ -120,7 +120,7 @@ bool writes_to(const Use& use) {
   return use.offset == 0 && op_facts().in_place.count(use.user->kind()) != 0;
 }
 
-// The readers of what a node writes to, from the node on: those of the tensor and of the result.
+// The readers of a node's target, from the node on: those of the tensor and of the result.
 std::vector<Use> later_readers(const Node* node, std::vector<Use> uses) {
   const auto& more = node->output()->uses();
   uses.insert(uses.end(), more.begin(), more.end());

@@ -47,7 +47,7 @@ c10::Symbol held_name() {
 // place.
 void join_runs(GraphPtr& graph) {
   const Node* first = *graph->nodes().begin();
-  leave_checked_branches(*graph, first);
+  inline_checked_branches(*graph, first);
   fold_products(*graph, first);
   check_batches(*graph, first);
   defer_counts(*graph, first);

@@ -34,8 +34,8 @@ bool makes_bfloat16() {
          at::autocast::get_autocast_dtype(at::kCUDA) == at::kBFloat16;
 }
 
-// Whether what reads the result may wait for something that the result is asked for, as a product with noise
-// of its sizes does: then autodiff cannot put both into one graph.
+// Whether a reader also needs a query of the result's size or dtype, as a product with noise of its sizes
+// does: autodiff then puts the two into different graphs.
 bool is_asked(const Value* result) {
   return std::any_of(result->uses().begin(), result->uses().end(), [](const Use& use) {
     const auto outputs = use.user->outputs();
@@ -72,7 +72,7 @@ void accompany(Node* node) {
 
 }  // namespace
 
-void accompany_lone_ops(Graph& graph, const Node* first) {
+void pair_single_ops_with_identity_cast(Graph& graph, const Node* first) {
   if (!makes_bfloat16()) {
     return;
   }

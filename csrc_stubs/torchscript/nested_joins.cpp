@@ -1,4 +1,4 @@
-// A join of what another one has put together before, and more, reads that one's result. Before:
+// A join of the operands of an earlier join, and more, reads the earlier one's result. Before:
 //
 //     %x = aten::cat([%a, %b], 1);  ...;  %y = aten::cat([%a, %b, %c], 1)
 //

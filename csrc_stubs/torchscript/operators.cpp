@@ -85,9 +85,9 @@ void relu_backward(Stack& stack) {
   torch::jit::push(stack, at::threshold_backward(gradient, result, 0));
 }
 
-// Whether the backward computes the result of a batch norm again: in training, of what the norm has saved,
-// unless that is rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside training the
-// running statistics may have moved by then.
+// Whether the backward computes the result of a batch norm again: in training, from the values that the norm
+// has saved, unless these are rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside
+// training the running statistics may have moved by then.
 bool is_computed_again(const at::Tensor& like, const std::optional<at::Tensor>& weight, bool training) {
   const auto exact = at::toOpMathType(like.scalar_type());
   return training && (!like.is_cpu() || like.scalar_type() == exact ||
@@ -103,8 +103,8 @@ void kept_result(Stack& stack) {
   torch::jit::push(stack, again ? at::empty({0}, result.options()) : result);
 }
 
-// The result of a batch norm, of what the forward has kept. Where that is to be differentiated again, it
-// depends on the operands as the forward's result does, also through the statistics.
+// The result of a batch norm, from the values that the forward has saved. Where that is to be differentiated
+// again, it depends on the operands as the forward's result does, also through the statistics.
 void batch_norm_result(Stack& stack) {
   constexpr size_t operands = 10;
   const auto take = [&stack](size_t i) { return torch::jit::peek(stack, i, operands); };

@@ -26,7 +26,7 @@ using torch::jit::GraphExecutor;
 struct Contents {
   bool groups = false;
   bool differentiable = false;
-  std::vector<GraphExecutor*> fallbacks;  // of what runs where a check of the arguments fails
+  std::vector<GraphExecutor*> fallbacks;  // of the graphs that run where a check of the arguments fails
 };
 
 void look(Block* block, Contents& found) {

@@ -2,8 +2,8 @@
 //
 // No pass can be registered so early. But torch asks the predicates of RegisterProfilingNode (hooks.cpp)
 // about nodes that neither NNC nor autodiff knows, while it walks over a graph that it has just copied for
-// itself and puts profile nodes before the operands of what it passes. At the first node that it asks about,
-// the steps below rewrite the whole graph; later questions are looked up only. Rules for a step:
+// itself and puts profile nodes before the operands of the nodes it passes. At the first node that it asks
+// about, the steps below rewrite the whole graph; later questions are looked up only. Rules for a step:
 //
 //   - It destroys no node that was there: torch stands at `first`, or at a node around it, and holds on to
 //     it. A node that is replaced stays, without readers, for torch's dead code elimination.
@@ -58,7 +58,7 @@ struct Step {
 
 constexpr Step kSteps[] = {
     // First of all: many look at a block at a time.
-    {"leave_checked_branches", leave_checked_branches},
+    {"inline_checked_branches", inline_checked_branches},
     // Anywhere: what it changes are numbers only.
     {"fold_products", fold_products},
     // Behind it.
@@ -71,7 +71,7 @@ constexpr Step kSteps[] = {
     // what the others look at.
     {"hand_through", hand_through},
     // Before what looks at readers: the checks are some.
-    {"leave_checks_out", leave_checks_out},
+    {"hide_dtype_checks", hide_dtype_checks},
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
     {"make_functional", make_functional},
@@ -84,7 +84,7 @@ constexpr Step kSteps[] = {
     // The same of statistics.
     {"order_writes", order_writes},
     // Behind the ops in place: it asks what is written to.
-    {"hand_on_wholes", hand_on_wholes},
+    {"drop_whole_slices", drop_whole_slices},
     // Behind the ops in place: it asks what is written to.
     {"copy_parts_alone", copy_parts_alone},
     // Behind the ops in place, too.
@@ -105,8 +105,8 @@ constexpr Step kSteps[] = {
     // Behind all that makes nodes for autodiff: these ask which nodes it takes, as they are by now.
     {"write_differentiable_forms", write_differentiable_forms},
     {"keep_views_apart", keep_views_apart},
-    {"accompany_lone_ops", accompany_lone_ops},
-    // Behind all of them: it makes further readers of what attentions read.
+    {"pair_single_ops_with_identity_cast", pair_single_ops_with_identity_cast},
+    // Behind all of them: it adds readers of the operands of attentions.
     {"share_masks", share_masks},
 };
 

@@ -20,26 +20,26 @@ std::vector<std::string> preparing_steps();
 // The steps of it that have files of their own. Code behind a check leaves the branch that it is in
 // (checked_branches.cpp). Loops that multiply sizes become one op (products.cpp), and so does batch norm's
 // check of its batch (batch_checks.cpp); lists that grow become a list for each join (grown_lists.cpp); ops
-// in place become functional where nobody can tell (in_place.cpp), checks of their dtypes stay out of what
-// autodiff sees (written_dtypes.cpp), and numbers that are written to parts of
-// tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
-// and parts of a copy are copied one by one (copied_parts.cpp), those that convolutions read as they read
-// them (convolution_operands.cpp); joins of what was joined before read that (nested_joins.cpp); sizes are
-// computed from those of what no op of groups has made (early_sizes.cpp), and dtypes asked of what they
+// in place become functional where nobody can tell (in_place.cpp), checks of their dtypes are hidden from
+// autodiff (written_dtypes.cpp), and numbers that are written to parts of tensors are filled in
+// (number_writes.cpp); paddings by nothing and slices of the whole return their operand (whole_parts.cpp),
+// and parts of a copy are copied one by one (copied_parts.cpp), in the layout that convolutions read
+// (convolution_operands.cpp); a join of an earlier join's operands reads that join (nested_joins.cpp); sizes
+// are computed from those of inputs of groups (early_sizes.cpp), and dtypes are asked of tensors that they
 // follow from (early_dtypes.cpp); convolutions move out of the way of batch norms (early_convolutions.cpp),
 // and their biases are added behind them (late_biases.cpp); ops are written in forms that autodiff has a
 // formula for (differentiable_forms.cpp), views that several graphs would read stay out of them
-// (views_apart.cpp), and what stands alone gets company (lone_ops.cpp); attentions that read one mask share
-// what is made of it (shared_masks.cpp).
-void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
+// (views_apart.cpp), and single ops are paired with a cast that changes nothing (lone_ops.cpp); attentions
+// with one mask share its conversions (shared_masks.cpp).
+void inline_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void part_grown_lists(torch::jit::Graph& graph, const torch::jit::Node* first);
 void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
-void leave_checks_out(torch::jit::Graph& graph, const torch::jit::Node* first);
+void hide_dtype_checks(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fill_parts_at_once(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
-void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
+void drop_whole_slices(torch::jit::Graph& graph, const torch::jit::Node* first);
 void copy_parts_alone(torch::jit::Graph& graph, const torch::jit::Node* first);
 void copy_as_convolutions_read(torch::jit::Graph& graph, const torch::jit::Node* first);
 void nest_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -49,7 +49,7 @@ void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
 void keep_views_apart(torch::jit::Graph& graph, const torch::jit::Node* first);
-void accompany_lone_ops(torch::jit::Graph& graph, const torch::jit::Node* first);
+void pair_single_ops_with_identity_cast(torch::jit::Graph& graph, const torch::jit::Node* first);
 void share_masks(torch::jit::Graph& graph, const torch::jit::Node* first);
 
 // Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
@@ -61,7 +61,7 @@ void register_convolution_operands();  // those of copy_as_convolutions_read
 void register_grown_lists();           // and of part_grown_lists
 void register_nested_joins();          // and of nest_joins
 
-void register_pad();  // the operator of hand_on_wholes
+void register_pad();  // the operator of drop_whole_slices
 
 void register_rows();              // an operator of corrected formulas of autodiff (rows.cpp)
 void register_matmul_gradients();  // the gradients of matmul, mm and bmm
@@ -71,7 +71,7 @@ void register_shared_masks();  // the operators of share_masks
 
 void register_late_biases();  // the operator of add_biases_late
 
-// Keeps loops out of the operands of what reads their results, in a graph that is to be run (loop_ends.cpp).
+// Keeps loops out of the operands of their results' readers, in a graph that is to be run (loop_ends.cpp).
 void end_loops(torch::jit::Graph& graph);
 void register_loop_end();            // its operator
 void register_operators_of_fills();  // of fill_parts_at_once
@@ -113,8 +113,8 @@ bool asks_for_type(const torch::jit::Node* node);
 // The tensor and, where it stands for another one that is only asked for dtype and device, what that is
 // promoted of, or a cast of, and so on: where one of these is fractional, so is what it stands for.
 std::vector<const torch::jit::Value*> parts_of_type(const torch::jit::Value* tensor);
-// Whether something reads the value besides what asks for its sizes, dtype or device, so that errors of what
-// makes it are still raised if it is not asked (early_sizes.cpp).
+// Whether something reads the value besides queries of its sizes, dtype or device, so that errors of its
+// node are still raised without these queries (early_sizes.cpp).
 bool is_read(const torch::jit::Value* value);
 
 // Whether the reader makes new tensors of its operands, or numbers; and whether all that reads the value

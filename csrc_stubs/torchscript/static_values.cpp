@@ -108,7 +108,7 @@ bool asks_for_none(const Node* node) {
          });
 }
 
-// Questions that the facts of an argument answer, but not the sizes of what is computed.
+// Queries that the facts of an argument answer, but not the sizes of computed tensors.
 bool asks_type(const Node* node) {
   static const Kinds kinds = {c10::prim::dtype, c10::prim::device, c10::Symbol::prim("is_cuda"),
                               c10::Symbol::prim("is_cpu")};

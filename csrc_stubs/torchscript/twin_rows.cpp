@@ -61,7 +61,7 @@ void write_view(Node* node, c10::Symbol twin) {
 // The reshape of repeated elements, as of an attention's keys for each of its heads, copies them, unless
 // they are repeated once. If the program only reads the copy, the twin counts as new, so that a
 // differentiable graph may return it, and with it be one of all the views that are copied. Other reshapes
-// may be views of what the program has.
+// may be views of the program's own tensors.
 void write_reshape(Node* node, c10::Symbol repeated) {
   static const auto reshape = c10::Symbol::fromQualString("tsfuser::reshape");
   static const Kinds expands = {c10::aten::expand, c10::Symbol::fromQualString("tsfuser::expand")};

@@ -100,7 +100,7 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-// The types, and the names, of what a formula saves.
+// The types, and the names, of the values that a formula saves.
 std::pair<std::string, std::string> saved_text(const Formula& formula, bool typed) {
   std::vector<std::string> types, names;
   for (const auto& [type, name] : formula.saved) {

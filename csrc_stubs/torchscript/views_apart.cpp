@@ -1,5 +1,5 @@
-// Views of what no op with a derivative has made, which several parts of a graph read, stay outside of
-// differentiable graphs:
+// Views of tensors that no op with a derivative has made, which several parts of a graph read, stay outside
+// of differentiable graphs:
 //
 //     %v = aten::unsqueeze(%x, 0);  %a = aten::mul(%p, %v)
 //     %h = aten::cumsum(%a, 0);  %b = aten::mul(%h, %v)

@@ -98,7 +98,7 @@ void slice_or_whole(Stack& stack) {
   }
 }
 
-void hand_on_wholes(Graph& graph, const Node* first) {
+void drop_whole_slices(Graph& graph, const Node* first) {
   for (Node* node : all_nodes(graph)) {
     if (node->kind() == c10::aten::pad && node->isAfter(first)) {
       write_pad(graph, node);
