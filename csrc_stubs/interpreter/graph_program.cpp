@@ -209,6 +209,7 @@ class GraphProgram {
     }
     const Versions versions = views_.empty() ? Versions() : versions_of(stack);
     std::vector<at::Tensor> targets;
+    targets.reserve(updates_.size());
     for (const auto& update : updates_) {
       targets.push_back(stack[update.first].toTensor());
     }

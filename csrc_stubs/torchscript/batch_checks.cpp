@@ -61,8 +61,7 @@ std::optional<BatchCheck> check_of(const Node* inner) {
   std::vector<const Node*> raising;
   std::copy_if(taken->nodes().begin(), taken->nodes().end(), std::back_inserter(raising),
                [](const Node* node) { return node->kind() != c10::prim::Constant; });
-  if (compared->kind() != c10::aten::eq || known_int(compared->input(1)) != 1 ||
-      inner->outputs().size() != 0 ||
+  if (compared->kind() != c10::aten::eq || known_int(compared->input(1)) != 1 || !inner->outputs().empty() ||
       inner->blocks()[1]->nodes().begin() != inner->blocks()[1]->nodes().end() || raising.size() != 2 ||
       raising[0]->kind() != c10::aten::format || raising[1]->kind() != c10::prim::RaiseException ||
       raising[1]->inputs().size() != 2) {
@@ -87,7 +86,7 @@ const Node* only_check(const Node* node) {
                               c10::aten::size,     c10::aten::len,
                               c10::aten::sub,      c10::aten::__getitem__,
                               c10::aten::eq,       c10::Symbol::fromQualString("tsfuser::product_from")};
-  if (node->kind() != c10::prim::If || node->outputs().size() != 0 ||
+  if (node->kind() != c10::prim::If || !node->outputs().empty() ||
       node->blocks()[1]->nodes().begin() != node->blocks()[1]->nodes().end()) {
     return nullptr;
   }

@@ -174,7 +174,7 @@ struct Target {
 };
 
 void cast_together(Stack& stack) {
-  Target target;
+  Target target{};
   const bool always = torch::jit::pop(stack).toBool();
   target.cpu_dtype = torch::jit::pop(stack).toScalarType();
   target.cuda_dtype = torch::jit::pop(stack).toScalarType();

@@ -46,6 +46,7 @@ bool is_plain(const at::Tensor& counter) {
 // Whether one kernel may add to all counters: they are distinct tensors, and one increment is added.
 bool may_be_one_op(const std::vector<Addition>& counts) {
   std::vector<const void*> memory;
+  memory.reserve(counts.size());
   for (const Addition& count : counts) {
     memory.push_back(count.counter.const_data_ptr());
   }
@@ -92,7 +93,7 @@ class Counts : public torch::CustomClassHolder {
   ~Counts() override {
     try {
       add();
-    } catch (const std::exception&) {  // the program's own error is raised
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the program's own error is raised
     }
   }
 

@@ -27,6 +27,8 @@ def refusal(damaged):
         ("leaf(0, 'size0_0')", "leaf('size0_0', 0)", "has a position that is 'size0_0'"),
         ("leaf(0, 'size0_0')", "leaf(0)", "missing a required argument: 'name'"),
         ("leaf(0, 'size0_0')", "leaf(0, 'a b')", "'a b' is not a name"),
+        ("leaf(0, 'size0_0')", "leaf(0, 'tensor')", "'tensor' means something else in such code"),
+        ("axis('a0'", "axis('float32'", "'float32' means something else in such code"),
         ("leaf(0, 'size0_0')", "().__class__.__base__", "is not part of the printed form"),
         ("leaf(0, 'size0_0')", "[leaf(0, 'size0_0')]", "is not part of the printed form"),
         ("leaf(0, 'size0_0')", "leaf(*(0, 'size0_0'))", "is not part of the printed form"),

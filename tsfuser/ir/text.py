@@ -9,6 +9,7 @@ In: what `str(fusion)` printed, Python over the names below and nothing else. Ou
 from __future__ import annotations
 
 import keyword
+from functools import lru_cache
 from typing import Any
 
 from . import size as sz
@@ -87,4 +88,11 @@ def _identifier(name: str) -> str:
     """`name`, which is printed as that of a variable."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"{name!r} is not a name")
+    if name in _taken():
+        raise ValueError(f"{name!r} means something else in such code")
     return name
+
+
+@lru_cache(maxsize=1)
+def _taken() -> frozenset[str]:
+    return frozenset(vocabulary())
