@@ -19,7 +19,7 @@ OTHERWISE = {"matmul", "nn.functional.kl_div"}
 
 
 def saved_by_eager(call, own):
-    """The numbers of the inputs that eager saves, and the bytes of what else it does."""
+    """The numbers of the inputs that eager saves, and the bytes of all else that it saves."""
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         results = pytree.tree_leaves(call(*own))

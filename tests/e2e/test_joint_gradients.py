@@ -261,7 +261,7 @@ def test_seeds_of_dropouts_are_saved_instead_of_masks(device, weighted, monkeypa
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_statistics_are_those_of_what_is_saved(device, dtype):
-    """Not of what was rounded for that: rows of two elements have no gradient then."""
+    """Not of the values before their rounding: rows of two elements have no gradient then."""
 
     def normed(x: Tensor, b: Tensor, w: Tensor):
         h = (x + b) * 1.0

@@ -70,7 +70,7 @@ def test_of_probabilities(size, more, reduction):
 
 
 def saved(program, *given):
-    """Dtypes and sizes of what the forward saves, besides inputs and results."""
+    """Dtypes and sizes of the tensors that the forward saves, besides inputs and results."""
     parts = divide(built(program, given, [t.is_floating_point() for t in given])[1])
     made = [list(parts.forward.outputs())[i].type() for i in parts.saved_outputs if i >= parts.results]
     return sorted((t.dtype().itemsize, tuple(t.sizes())) for t in made if t.kind() == "TensorType")

@@ -103,7 +103,7 @@ def packed(scripted, given):
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_gradients_are_eagers(program, mask):
-    """At two sizes, with each choice of what requires a gradient; one graph serves both sizes."""
+    """At two sizes, with each choice of inputs that require gradients; one graph serves both sizes."""
     scripted = fresh(program)
     with tsfuser.fuser():
         for rows in (*SIZES, *SIZES):
@@ -151,7 +151,7 @@ def test_powers_of_numbers_that_the_program_computes():
 
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not two], ids=lambda f: f.__name__)
 def test_second_derivatives_are_eagers(program):
-    """Though the first ones are computed of what the cut saves."""
+    """Though the first ones are computed from the values that the cut saves."""
 
     def second(function, given):
         (first,) = torch.autograd.grad(function(*given).cos().sum(), given[:1], create_graph=True)

@@ -1,4 +1,4 @@
-"""Statistics of what the forward saves, not of what that was before it was rounded to 16 bits.
+"""Statistics of the values that the forward saves, not of these before they were rounded to 16 bits.
 
 A group computes in float32, and rounds what it stores. If a norm in the same group read the value before
 that, the backward, which reads the saved one, would take the mean of other numbers from it: `x - mean` would

@@ -14,7 +14,7 @@ The backward reads x and w anyway, so it computes h again. In general it is the 
 (`min_cut.py`) through a network in which each value that does not depend on a gradient is saved, or computed
 again:
 
-- A view is computed again, as that costs nothing. So is a number of what is saved; others are saved.
+- A view is computed again, as that costs nothing. So are numbers of saved tensors; others are saved.
 - Elementwise ops, casts and joins may be computed again, and a softmax for its own gradient, which walks over
   the same rows. Reductions, products and random numbers may not, nor what the backward's products read, nor
   what is compared with a saved value (graph/compared.py).
@@ -121,7 +121,7 @@ class _Values:
         return saved - self._follow(saved, side)
 
     def _follow(self, saved: set[int], side: set[int]) -> set[int]:
-        """The saved numbers that the backward can ask of what it has, such as the sizes of a saved tensor."""
+        """The saved numbers that the backward can ask of the tensors it has, such as their sizes."""
         known = saved.union(v for v, (start, _) in self.ends.items() if start in side)
         following = set[int]()
         for node in self.roles.nodes:

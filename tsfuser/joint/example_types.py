@@ -222,7 +222,7 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 
 def _device(node: Node) -> str | None:
-    """That of the results; items of a list have that of the operands of what made the list."""
+    """That of the results; items of a list have that of the operands of the list's node."""
     if node.kind() == _UNPACK and node.inputsAt(0).node().kind() != LIST:
         node = node.inputsAt(0).node()
     lists = [v.node() for v in inputs(node) if v.node().kind() == LIST and not is_plain_list(v)]

@@ -9,12 +9,12 @@ torch's operator runs:
 
 torch's executor dissolves such a node: the graph has to be run as it is. ReverseSubgraph is the backward that
 the cut has made. Where gradients are on in the backward, another one runs instead, the node's attribute
-`again`: eager's formulas, of what the forward saves. Autograd records what it does, so the gradient has a
+`again`: eager's formulas, of the saved values. Autograd records what it does, so the gradient has a
 gradient itself. That comes in part through saved values, which are further results with gradients, as in
 torch's own differentiable graphs; where there is such a gradient, `again` runs, too.
 
 Where gradients are missing or not asked for, the part of one of the two runs that the call needs; `readers`
-says what that is to find of what was saved, and what it frees (partial.py).
+says which saved values that is to find, and which it frees (partial.py).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
 
 
 def _missing_numbers(roles: Roles, saved: list[Value]) -> list[Value]:
-    """Numbers that the backward reads and that are not those of what is saved, such as sizes of inputs."""
+    """Numbers that the backward reads and that saved tensors do not tell, such as sizes of inputs."""
     known = {v.unique() for v in (*roles.grads, *saved)}
     missing: list[Value] = []
     for node in roles.nodes:

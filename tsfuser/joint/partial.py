@@ -110,7 +110,7 @@ def readers(graphs: Sequence[Graph], gradients: int) -> list[int]:
 
 
 class _Read:
-    """What values without a gradient are made of, of what is saved."""
+    """The saved values that values without a gradient depend on."""
 
     def __init__(self, saved: Sequence[Value]):
         tensors = [(i, v) for i, v in enumerate(saved) if is_tensor(v)]

@@ -8,7 +8,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
                     and y, though a result of the forward equals that
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
   write_norms       behind it: an op that reads a norm twice is one by now
-  note_types        of what these have written, as the cut counts bytes
+  note_types        of the nodes that these have written, as the cut counts bytes
   cut               behind all that changes what the backward reads
   round_saved       behind it: it asks what is saved
   write_to_new      behind the cut: that and what comes before see no op in place

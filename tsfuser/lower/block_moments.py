@@ -1,4 +1,4 @@
-"""Moments of what a block has of a row that several blocks share, in two passes over the block's part.
+"""Moments of a block's part of a row that several blocks share, in two passes over that part.
 
 In: a draft whose blocks share rows, and the moments that a sweep accumulates. Out: two accumulations. The
 threads of a block first combine a sum, which gives the mean of their part. Then they add up the squared

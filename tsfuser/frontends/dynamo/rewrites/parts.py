@@ -1,4 +1,4 @@
-"""Slices in front of what they are a slice of, so that no more is computed, stored and read than somebody
+"""Slices move in front of the ops they slice, so that no more is computed, stored and read than somebody
 asks for.
 
 In: an FX graph. Out: the same graph, where pointwise ops of groups that only a slice reads are ops of slices.
