@@ -553,8 +553,8 @@ def test_what_autocast_need_not_cast_is_the_tensor_itself(device):
         for _ in range(3):
             wide, y = function(x.bfloat16())
     assert wide.dtype == torch.float32 and torch.equal(wide, x.bfloat16().float())
-    [group] = [g for o in seen[:1] for g in o.graph.findAllNodes(GROUP, True)]
-    assert group.outputsSize() == 1
+    first = next(group for o in seen for group in o.graph.findAllNodes(GROUP, True))
+    assert first.outputsSize() == 1
 
 
 @pytest.mark.parametrize("view", ["x", "x.reshape(-1)", "x.view(6)", "x.transpose(0, 1)", "x.unsqueeze(0)"])

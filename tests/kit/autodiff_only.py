@@ -6,6 +6,15 @@
 #: By file and test, without parameters; a file alone stands for all its tests.
 REASONS: dict[str, str] = {
     "test_differentiable_norms.py::test_a_norm_stays_one_node": "some become others",
+    "test_chains.py::test_gradients_of_many_patterns": "each dtype and rank has a graph of its own",
+    "test_direct.py::test_loops_over_dims_that_the_call_names": "each choice of dims has a graph of its own",
+    "test_direct.py::test_other_ranks_and_dtypes_take_the_fallback_inside": "each dtype has one, too",
+    "test_explain_networks.py::test_an_op_that_autodiffs_formula_repeats_has_its_line_where_there_is_one": (
+        "there are no formulas of autodiff"
+    ),
+    "test_explain_networks.py::test_ops_that_autodiff_leaves_out_say_why": "other ops are left out",
+    "test_explain_networks.py::test_a_part_that_did_not_run_is_said_to": "parts take such states",
+    "test_gradient_dtypes.py::test_a_gradient_that_surely_has_its_dtype_is_not_cast": "all dtypes are known",
 }
 
 
