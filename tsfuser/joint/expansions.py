@@ -61,6 +61,8 @@ def _expand(node: Node, writer: Writer, write: Callable) -> None:
 
 # ---- norms and dropout
 
+_WIDE = {"float16": "float32", "bfloat16": "float32"}
+
 
 @expansion("aten::layer_norm")
 def layer_norm(input, normalized_shape, weight, bias, eps):
@@ -69,12 +71,18 @@ def layer_norm(input, normalized_shape, weight, bias, eps):
 
 @expansion("aten::rms_norm")
 def rms_norm(input, normalized_shape, weight, eps):
-    """Eager's formula. CPUs have no op that also returns the root, in eager mode."""
+    """Eager's formula: CPUs have no op that also returns the root, in eager mode. It casts 16 bits to
+    float32, and saves that; but CUDA has a kernel for operands of one dtype, which saves the operand."""
     dims = [-d for d in range(len(structural(normalized_shape, "the sizes of a norm")), 0, -1)]
+    dtype, device, _ = input.facts
+    if dtype is None:
+        return None
     if eps is None:
-        eps = torch.finfo(getattr(torch, input.facts.dtype or "float32")).eps
-    scaled = input * ((input**2).mean(dims, True) + eps).rsqrt()
-    return scaled if weight is None else scaled * weight
+        eps = torch.finfo(getattr(torch, _WIDE.get(dtype, dtype))).eps
+    is_one = weight is None or weight.facts.dtype == dtype
+    wide = input if is_one and device != "cpu" else _cast(input, _WIDE.get(dtype, dtype))
+    scaled = wide * ((wide**2).mean(dims, True) + eps).rsqrt()
+    return _cast(scaled if weight is None else scaled * weight, dtype)
 
 
 @expansion("aten::batch_norm")
@@ -315,6 +323,12 @@ def kl_div(self, target, reduction, log_target):
     if log_target:
         return _reduced(target.exp() * (target - self), reduction)
     return _reduced(target.xlogy(target) - target * self, reduction)
+
+
+def _cast(value, dtype):
+    if value.facts.dtype == dtype:
+        return value
+    return value.writer("aten::to", value, DTYPE_NUMBERS[dtype], False, False)
 
 
 def _is_tensor(value) -> bool:

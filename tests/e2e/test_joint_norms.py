@@ -1,0 +1,79 @@
+"""Root-mean-square norms of joint graphs: results and what is saved are eager's."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsfuser
+from kit.support import fresh
+from tsfuser import _C
+from tsfuser.joint.packing import PACKED
+
+pytestmark = pytest.mark.graphs
+
+FLOATS = [torch.bfloat16, torch.float32, torch.float64]
+CALLS = 4
+
+
+@pytest.fixture(autouse=True)
+def joint_graphs():
+    before = _C.use_joint_functions(True)
+    yield
+    _C.use_joint_functions(before)
+
+
+def scaled(x: Tensor, w: Tensor):
+    return torch.rms_norm(x, [8], w) * 2.0
+
+
+def is_packed(scripted, *given):
+    graph = scripted.graph_for(*given)
+    return any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("weight", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_result_has_the_dtype_of_the_operand(device, dtype, weight):
+    x = torch.linspace(-2, 3, 32, device=device).view(4, 8).to(dtype).requires_grad_()
+    w = torch.linspace(0.5, 2, 8, device=device).to(weight).requires_grad_()
+    scripted = fresh(scaled)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            y = scripted(x, w)
+            found = torch.autograd.grad(y.sum(), (x, w))
+    expected = scaled(x, w)
+    wanted = torch.autograd.grad(expected.sum(), (x, w))
+    least = torch.bfloat16 if torch.bfloat16 in (dtype, weight) else torch.float32
+    bounds = {"rtol": 4 * torch.finfo(least).eps, "atol": 16 * torch.finfo(least).eps}
+    torch.testing.assert_close((y, *found), (expected, *wanted), **bounds)
+    assert is_packed(scripted, x, w)
+
+
+def test_an_operand_of_which_eager_saves_a_cast_may_be_written_to():
+    """On the CPU."""
+    scripted, w = fresh(scaled), torch.ones(8, dtype=torch.bfloat16)
+    found = []
+    with tsfuser.fuser():
+        for called in CALLS * [scripted] + [scaled]:
+            x = torch.linspace(-2, 3, 32).view(4, 8).bfloat16().requires_grad_()
+            y = called(x, w)
+            with torch.no_grad():
+                x.add_(1)
+            found.append(torch.autograd.grad(y[:, :3].sum(), x)[0])
+    for got in found[:-1]:
+        torch.testing.assert_close(got, found[-1], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_the_usual_epsilon_is_that_of_what_is_computed_in(device, dtype):
+    """Of 16 bits that is float32."""
+
+    def normed(x: Tensor):
+        return torch.rms_norm(x, [8]) * 2.0
+
+    scripted, x = fresh(normed), torch.full((4, 8), 0.01, device=device, dtype=dtype, requires_grad=True)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            y = scripted(x)
+            torch.testing.assert_close(y, normed(x), rtol=0.01, atol=0)
