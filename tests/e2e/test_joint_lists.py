@@ -1,11 +1,12 @@
-"""Joint graphs and lists that the program writes to."""
+"""Joint graphs and lists: those that the program writes to, and those that ops join."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import fresh
+from kit.opsweep import plain
+from kit.support import fresh, script
 from tsfuser import _C
 
 pytestmark = pytest.mark.graphs
@@ -42,3 +43,27 @@ def test_each_call_begins_with_lists_of_its_own(program):
             result = scripted(x, w)
             torch.testing.assert_close(result, expected)
             torch.testing.assert_close(torch.autograd.grad(result.sum(), (x, w)), wanted)
+
+
+JOINS = [
+    "torch.cat([x, w], 0)[2:4].sin()",
+    "torch.stack([x * w, w]).sum(0).exp()",
+    "torch.cat([x.sin(), w], -1)[:, 1:].square() * 0.5",
+]
+
+
+@pytest.mark.parametrize("text", JOINS)
+def test_second_derivatives_by_what_is_joined(text):
+    """Of values that the forward saves."""
+    source = f"def f(x: Tensor, w: Tensor):\n    return {text}\n"
+    scripted, eager = script(source), plain(source)
+
+    def second(function):
+        x, w = (torch.linspace(0.5, 2, 12, dtype=torch.float64).view(3, 4).requires_grad_() for _ in range(2))
+        first = torch.autograd.grad(function(x, w).sum(), (x, w), create_graph=True)
+        total = sum(each.square().sum() for each in first)
+        return torch.autograd.grad(total, (x, w))
+
+    with tsfuser.fuser():
+        for _ in range(4):
+            torch.testing.assert_close(second(scripted), second(eager))

@@ -135,7 +135,7 @@ def _missing_numbers(roles: Roles, saved: list[Value]) -> list[Value]:
 def _moves(value: Value) -> bool:
     """Whether the value has a gradient: it has fractions, and is not a statistic of a norm, or the like. For
     these the second derivative of the norm itself accounts."""
-    if is_tensor(value) and not any(map(is_tensor, inputs(value.node()))):
+    if is_tensor(value) and not any(map(_holds_tensors, inputs(value.node()))):
         return False
     if is_tensor(value) and facts(value.type()).dtype is None:
         raise Refusal(f"the dtype of a saved result of {value.node().kind()} is not known")
@@ -145,6 +145,11 @@ def _moves(value: Value) -> bool:
     if value.offset() == 0 or rule is None:
         return True
     return "grads" in rule.takes and value.node().kind() not in STATISTICS
+
+
+def _holds_tensors(value: Value) -> bool:
+    type_ = value.type()
+    return (type_.getElementType() if type_.kind() == "ListType" else type_).kind() == "TensorType"
 
 
 # ---- the graphs
