@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.batch_norms import FORWARD as BATCH_NORM
 from kit.batch_norms import Normed, parameters
 from kit.opsweep import plain
@@ -284,7 +285,8 @@ def check_batch_norm(source, x, parameters, *rest, ops=64):
     exact = trained_batch_norm(function.plain, x.double(), [p.double() for p in parameters], *rest)
     for a, e, r in zip(actual, eager, exact):
         assert_matches(a, e, r, ops=ops, precision=x.dtype)
-    assert {"aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index_backward"} <= function.kinds
+    norms = {"aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index_backward"}
+    assert ({"tsfuser::batch_norm"} if by_joint_graphs() else norms) <= function.kinds
 
 
 @pytest.mark.parametrize("training", [True, False])

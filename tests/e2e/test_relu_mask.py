@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.norm_steps import DTYPES, evaluated, operands, trained
 from kit.support import assert_matches, fresh, kinds, no_fallback
 from tsfuser.frontends.torchscript import passes
@@ -49,7 +50,7 @@ def test_gradients(device, dtype, channels_last, training):
     scripted = fresh(normed)
     with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
         got = trained(scripted, tensors, gradient, training, 4)
-    assert asked(seen) >= 1
+    assert by_joint_graphs() or asked(seen) >= 1
     double = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
     exact = trained(normed, double, gradient.double(), training)
     for mine, theirs, true in zip(got, trained(normed, tensors, gradient, training), exact):
@@ -78,7 +79,7 @@ def test_the_backward_takes_the_branches_of_the_forward(device, dtype, training)
         for _ in range(4):
             y, z = scripted(x, w, b, mean.clone(), var.clone(), training)
             [counted] = torch.autograd.grad(z, b, torch.ones_like(z))
-    assert asked(seen) >= 1
+    assert by_joint_graphs() or asked(seen) >= 1
     assert torch.equal(counted, (y > 0).sum((0, 2, 3)).to(counted.dtype))
     assert 0 < (y > 0).sum() < y.numel()
 
@@ -135,7 +136,8 @@ def test_other_forms(device, program, given):
     gradient = torch.randn_like(x)
     with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
         got = trained(fresh(program), tensors, gradient, True, 4)
-    assert (asked(seen) > 0) == (program is not perhaps)  # a bias that may be None is not copied
+    # a bias that may be None is not copied
+    assert by_joint_graphs() or (asked(seen) > 0) == (program is not perhaps)
     for mine, theirs in zip(got, trained(program, tensors, gradient, True)):
         assert_matches(mine, theirs, ops=4000)
 

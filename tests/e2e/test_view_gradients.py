@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.support import all_graphs, assert_matches, fresh, groups, kinds, script, stored, train
 
 pytestmark = pytest.mark.graphs
@@ -334,5 +335,6 @@ def test_a_graph_without_groups_is_profiled_no_more(device):
         _, gradients = train(scripted, inputs)
     for mine, theirs in zip(gradients, train(products, inputs, calls=1)[1]):
         assert_matches(mine, theirs, ops=60)
-    assert len(all_graphs(scripted)) == 3  # the program's, its forward and its backward
+    # the program's, its forward and its backward; a joint graph has a node that is shown, too
+    assert len(all_graphs(scripted)) == 3 + by_joint_graphs()
     assert not any("prim::profile" in str(graph) for graph in all_graphs(scripted))
