@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ... import log
@@ -45,7 +46,8 @@ def compiled(piece: fx.GraphModule) -> Callable[[list], Any] | None:
         traced = make_fx(module, select_decomp_table())(*given)
         traced.graph.eliminate_dead_code()
         traced.recompile()
-        function = compile_fx_inner(traced, given)
+        with TracingContext.report_output_strides():  # AOTAutograd would take them for our results'
+            function = compile_fx_inner(traced, given)
     except Exception as error:  # no compiler here, or a form that inductor's kernels do not have
         log.write("partition", f"inductor does not compile attention: {type(error).__name__}: {error}", "")
         return None
