@@ -97,12 +97,18 @@ void keep_apart(Node* view) {
   view->output()->replaceAllUsesAfterNodeWith(kept->node(), kept);
 }
 
-// Whether the node may give a copy, of which there must be one only.
+// Whether the node may give a copy, of which there must be one only: behind a write to its operand another
+// one would be a copy of other elements.
 bool may_copy(const Node* view) {
   static const Kinds kinds = {c10::aten::contiguous,
                               c10::aten::flatten,
                               c10::aten::reshape,
                               c10::aten::reshape_as,
+                              c10::aten::to,
+                              c10::aten::type_as,
+                              c10::Symbol::fromQualString("aten::ravel"),
+                              c10::Symbol::fromQualString("aten::resolve_conj"),
+                              c10::Symbol::fromQualString("aten::resolve_neg"),
                               c10::Symbol::fromQualString("tsfuser::part"),  // a flatten
                               c10::Symbol::fromQualString("tsfuser::reshape")};
   return kinds.count(view->kind()) != 0;

@@ -195,3 +195,28 @@ def test_a_write_is_seen_through_hidden_views_in_training(device, view, written)
             found = scripted(x)
             sum((k + 1) * t.sum() for k, t in enumerate(found)).backward()
             assert all(map(torch.equal, found, wanted)) and torch.equal(x.grad, y.grad)
+
+
+COPIES = (
+    "x.to(x.device, copy=True)", "x.to(x.dtype, copy=True)", "x.to(x, copy=True)", "x.type_as(z)", "x.to(z)",
+    "x.to(x.device, torch.float32)", "x.t().contiguous()", "x.t().reshape(2, 8).view(4, 4)",
+    "x.t().flatten().view(4, 4)", "x.clone()",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("write", ["x.add_(2.0)", "x.mul_(v.sum())", "v.add_(x)"])
+@pytest.mark.parametrize("copy", COPIES)
+def test_a_copy_stays_one_copy_behind_a_write(device, copy, write):
+    """A view is made again behind a write, for readers outside of differentiable graphs; a copy never is."""
+    source = (
+        f"def f(x, z):\n    v = {copy}\n    {write}\n    w = x * 2.0\n    return v * 2.0 + 1.0, w + v.sum()\n"
+    )
+    space = {"torch": torch}
+    exec(source, space)
+    scripted = torch.jit.CompilationUnit(source).f
+    x, z = torch.arange(16.0, device=device).view(4, 4), torch.zeros(4, 4, device=device, dtype=torch.float64)
+    with tsfuser.fuser():
+        for _ in range(3):
+            given, own = x.clone(), x.clone()
+            for ours, eager in zip((*scripted(given, z), given), (*space["f"](own, z), own)):
+                assert torch.equal(ours, eager)
