@@ -203,6 +203,16 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("target", chosen, scope="module")
 
 
+@pytest.fixture
+def joint_graphs():
+    """Scripted training by joint graphs in one test."""
+    from tsfuser import _C
+
+    before = _C.use_joint_functions(True)
+    yield
+    _C.use_joint_functions(before)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def joint_graphs_throughout(request):
     """Scripted training by joint graphs in all tests, with --joint."""

@@ -6,32 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
+from kit.joint_calls import is_packed, leaves
 from kit.support import fresh, groups, script
-from tsfuser import _C, options
-from tsfuser.joint.packing import PACKED
+from tsfuser import options
 from tsfuser.schedule.machine import Machine
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 CALLS = 5
-
-
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
-
-
-def is_packed(scripted, *given):
-    graph = scripted.graph_for(*given)
-    return any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
-
-
-def leaves(*sizes, device="cpu", dtype=torch.float64):
-    generator = torch.Generator().manual_seed(3)
-    made = (torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes)
-    return [t.to(device, dtype).requires_grad_() for t in made]
 
 
 def assert_as_eager(scripted, eager, given, *numbers):

@@ -7,16 +7,8 @@ from torch import Tensor
 import tsfuser
 from kit.opsweep import plain
 from kit.support import fresh, script
-from tsfuser import _C
 
-pytestmark = pytest.mark.graphs
-
-
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 
 def grown_in_a_loop(x: Tensor, w: Tensor):

@@ -7,23 +7,15 @@ import torch.nn.functional as F
 
 import tsfuser
 from kit.derivatives import built
+from kit.joint_calls import is_packed
 from kit.support import script
-from tsfuser import _C
-from tsfuser.joint.packing import PACKED
 from tsfuser.joint.passes import divide
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 CALLS = 4
 #: Sizes of the logits, with the classes in dim 1, or in the only one.
 SIZES = [(7, 9), (5,), (3, 4, 6)]
-
-
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
 
 
 def loss(how):
@@ -38,8 +30,7 @@ def assert_as_eager(scripted, eager, x, *others):
         for _ in range(CALLS):
             result = scripted(x, *others)
             (found,) = torch.autograd.grad(result.sum(), x)
-        graph = scripted.graph_for(x, *others)
-    assert any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
+        assert is_packed(scripted, x, *others)
     expected = eager(x, *others)
     torch.testing.assert_close(result, expected)
     torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), x)[0])

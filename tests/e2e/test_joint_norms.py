@@ -5,30 +5,17 @@ import torch
 from torch import Tensor
 
 import tsfuser
+from kit.joint_calls import is_packed
 from kit.support import fresh
-from tsfuser import _C
-from tsfuser.joint.packing import PACKED
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 FLOATS = [torch.bfloat16, torch.float32, torch.float64]
 CALLS = 4
 
 
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
-
-
 def scaled(x: Tensor, w: Tensor):
     return torch.rms_norm(x, [8], w) * 2.0
-
-
-def is_packed(scripted, *given):
-    graph = scripted.graph_for(*given)
-    return any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")

@@ -8,16 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
+from kit.joint_calls import is_packed
 from kit.support import counted, fresh, run_python, script
 from tsfuser import _C
-from tsfuser.joint.packing import PACKED
 
-
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
+pytestmark = pytest.mark.usefixtures("joint_graphs")
 
 
 def norm_block(x: Tensor, w: Tensor, b: Tensor):
@@ -94,12 +89,6 @@ def assert_as_eager(scripted, function, given, asked=slice(None)):
     torch.testing.assert_close([g for g in gradients if g is not None], [g for g in wanted if g is not None])
 
 
-def packed(scripted, given):
-    """Whether the call runs one of our differentiable graphs, as `graph_for` shows."""
-    graph = scripted.graph_for(*given)
-    return any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
-
-
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_gradients_are_eagers(program, mask):
@@ -108,7 +97,7 @@ def test_gradients_are_eagers(program, mask):
     with tsfuser.fuser():
         for rows in (*SIZES, *SIZES):
             assert_as_eager(scripted, program, operands(rows, mask))
-        assert packed(scripted, operands(SIZES[0], mask))
+        assert is_packed(scripted, *operands(SIZES[0], mask))
 
 
 @pytest.mark.parametrize("asked", [slice(0, 1), slice(1, 2)], ids=["first", "second"])
@@ -117,7 +106,7 @@ def test_a_result_without_a_gradient(asked):
     with tsfuser.fuser():
         for rows in (*SIZES, *SIZES):
             assert_as_eager(scripted, two, operands(rows, (True, True, True)), asked)
-        assert packed(scripted, operands(4, (True, True, True)))
+        assert is_packed(scripted, *operands(4, (True, True, True)))
 
 
 def apart(x: Tensor, w: Tensor, b: Tensor):
@@ -133,7 +122,7 @@ def test_what_no_gradient_reaches_gets_none():
             with counted() as rise:
                 assert_as_eager(scripted, apart, operands(4, (True, True, True)), asked)
             assert call < 8 or rise["python_calls"] == 0
-        assert packed(scripted, operands(4, (True, True, True)))
+        assert is_packed(scripted, *operands(4, (True, True, True)))
 
 
 def test_powers_of_numbers_that_the_program_computes():
@@ -146,7 +135,7 @@ def test_powers_of_numbers_that_the_program_computes():
             x, w = (torch.linspace(0, k, 5, dtype=torch.float64).requires_grad_() for k in (1, 2))
             got, want = (torch.autograd.grad(f(x, w, s).sum(), [x, w]) for f in (scripted, powers))
             torch.testing.assert_close(got, want)
-        assert packed(scripted, [x, w, 2.0])
+        assert is_packed(scripted, x, w, 2.0)
 
 
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not two], ids=lambda f: f.__name__)
@@ -163,7 +152,7 @@ def test_second_derivatives_are_eagers(program):
             given = operands(rows, (True, True, True))
             torch.testing.assert_close(second(scripted, given), second(program, given))
             assert_as_eager(scripted, program, given)  # the first derivatives in between, too
-        assert packed(scripted, operands(4, (True, True, True)))
+        assert is_packed(scripted, *operands(4, (True, True, True)))
 
 
 def test_a_third_derivative():
@@ -180,7 +169,7 @@ def test_a_third_derivative():
     with tsfuser.fuser():
         for _ in range(4):
             torch.testing.assert_close(third(scripted, x), third(cubed, x))
-        assert packed(scripted, [x])
+        assert is_packed(scripted, x)
 
 
 def test_calls_in_turn():
@@ -234,7 +223,7 @@ def test_an_input_that_eager_saves_must_not_be_written_to():
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 step(scripted, "w")
             torch.testing.assert_close(step(scripted, "x"), step(shifted, "x"))
-        assert packed(scripted, operands(4, MASKS[0]))
+        assert is_packed(scripted, *operands(4, MASKS[0]))
 
 
 def test_numbers_are_values_of_the_graph():
@@ -248,7 +237,7 @@ def test_numbers_are_values_of_the_graph():
             got, want = scripted(x, factor, times), scaled(x, factor, times)
             torch.testing.assert_close(got, want)
             torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
-        assert packed(scripted, [x, 0.5, 2])
+        assert is_packed(scripted, x, 0.5, 2)
 
 
 def test_a_second_derivative_of_logits():
@@ -267,7 +256,7 @@ def test_a_second_derivative_of_logits():
                 (first,) = torch.autograd.grad(function(*given).sum(), x, create_graph=True)
                 found.append((first.detach(), *torch.autograd.grad(first.sin().sum(), given)))
             torch.testing.assert_close(*found)
-        assert packed(scripted, given)
+        assert is_packed(scripted, *given)
 
 
 def test_what_has_no_second_derivative_in_eager_has_none():
@@ -279,7 +268,7 @@ def test_what_has_no_second_derivative_in_eager_has_none():
             with pytest.raises(RuntimeError, match="hardsigmoid_backward is not implemented"):
                 (first,) = torch.autograd.grad(scripted(x, w).sum(), x, create_graph=True)
                 torch.autograd.grad(first.sum(), [x, w])
-        assert packed(scripted, [x, w])
+        assert is_packed(scripted, x, w)
 
 
 @pytest.mark.parametrize("op", ["silu", "mish", "gelu", "softplus", "hardswish"])
@@ -295,7 +284,7 @@ def test_second_derivatives_of_activations(op):
                 (first,) = torch.autograd.grad(function(x, w).sum(), x, create_graph=True)
                 found.append((first.detach(), *torch.autograd.grad(first.sin().sum(), [x, w])))
             torch.testing.assert_close(*found)
-        assert packed(scripted, [x, w])
+        assert is_packed(scripted, x, w)
 
 
 def viewed(x: Tensor, w: Tensor, b: Tensor):
@@ -321,7 +310,7 @@ def test_what_is_not_packed_runs_as_before(program):
             got, want = outcome(scripted, one), outcome(program, other)
             torch.testing.assert_close(got, want)
             torch.testing.assert_close(one[0], other[0])
-        assert not packed(scripted, operands(4, MASKS[0]))
+        assert not is_packed(scripted, *operands(4, MASKS[0]))
 
 
 def test_it_is_off_by_default():
@@ -330,7 +319,7 @@ def test_it_is_off_by_default():
     with tsfuser.fuser():
         for _ in range(4):
             outcome(scripted, operands(4, MASKS[0]))
-        assert not packed(scripted, operands(4, MASKS[0]))
+        assert not is_packed(scripted, *operands(4, MASKS[0]))
 
 
 def test_the_forward_and_the_backward_are_fused(device):

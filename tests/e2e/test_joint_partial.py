@@ -8,32 +8,14 @@ import torch
 from torch import Tensor
 
 import tsfuser
+from kit.joint_calls import is_packed, leaves
 from kit.support import fresh
 from tsfuser import _C
-from tsfuser.joint.packing import PACKED
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 CALLS = 5
 TWICE, WRITTEN = "a second time", "modified by an inplace operation"
-
-
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
-
-
-def is_packed(scripted, *given):
-    graph = scripted.graph_for(*given)
-    return any(node.hasAttribute("joint") for node in graph.findAllNodes(PACKED, True))
-
-
-def leaves(*sizes, device="cpu", dtype=torch.float64):
-    generator = torch.Generator().manual_seed(3)
-    made = (torch.rand(size, generator=generator, dtype=torch.float64) + 0.5 for size in sizes)
-    return [t.to(device, dtype).requires_grad_() for t in made]
 
 
 def two(x: Tensor, w: Tensor, v: Tensor):
@@ -56,7 +38,7 @@ def assert_alike(function, steps, *sizes, device="cpu"):
         for _ in range(CALLS):
             found = []
             for called in (scripted, function):
-                given = leaves(*sizes, device=device)
+                given = leaves(*sizes, device=device, least=0.5)
                 made = called(*given)
                 found.append([outcome(lambda step=step: step(made, given)) for step in steps])
             for ours, eagers in zip(*found):
@@ -152,7 +134,7 @@ def test_hooks_unpack_what_is_needed():
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(t) or t)
     with tsfuser.fuser():
         for _ in range(CALLS):
-            given = leaves(*SIZES)
+            given = leaves(*SIZES, least=0.5)
             with hooks:
                 made = scripted(*given)
             torch.autograd.grad(made[0].sum(), given[:2], retain_graph=True)
@@ -167,7 +149,7 @@ def test_the_part_is_fused():
     scripted = fresh(two)
     with tsfuser.fuser():
         for _ in range(CALLS):
-            given = leaves((64, 4), (4,), (4,))
+            given = leaves((64, 4), (4,), (4,), least=0.5)
             made = scripted(*given)
             tsfuser.reset()
             torch.autograd.grad(made[0].sum(), given[:2])
@@ -191,7 +173,7 @@ def test_memory_is_freed_when_nothing_reads_it_any_more():
             held.add(made := Held(tensor))
             return made
 
-        x, w = leaves((3, 4), (4,))
+        x, w = leaves((3, 4), (4,), least=0.5)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda made: made.tensor):
             results = function(x, w)
         counts.append(len(held))
@@ -202,7 +184,7 @@ def test_memory_is_freed_when_nothing_reads_it_any_more():
 
     scripted = fresh(apart)
     with tsfuser.fuser():
-        scripted(*leaves((3, 4), (4,)))  # which torch profiles
+        scripted(*leaves((3, 4), (4,), least=0.5))  # which torch profiles
         for _ in range(CALLS):
             first, second, third = alive(scripted)
             assert first > second > third == 0
@@ -211,7 +193,7 @@ def test_memory_is_freed_when_nothing_reads_it_any_more():
 @pytest.mark.passes_fail
 def test_a_failure_while_the_part_is_made():
     """The whole backward runs, with zeros for gradients that are missing."""
-    scripted, given = fresh(two), leaves(*SIZES)
+    scripted, given = fresh(two), leaves(*SIZES, least=0.5)
     before = _C.fail_pass("partial_backward")
     try:
         with tsfuser.fuser(), pytest.warns(UserWarning, match="partial_backward"):

@@ -16,14 +16,7 @@ from tsfuser.joint.autocast import check_casts
 from tsfuser.joint.packing import PACKED
 from tsfuser.joint.regions import REGION, outline
 
-pytestmark = pytest.mark.graphs
-
-
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 
 def packed(scripted):

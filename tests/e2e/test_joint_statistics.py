@@ -10,14 +10,7 @@ import torch.nn.functional as F
 import tsfuser
 from tsfuser import _C
 
-pytestmark = pytest.mark.graphs
-
-
-@pytest.fixture(autouse=True)
-def joint_graphs():
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 
 class First(nn.Module):
