@@ -14,6 +14,7 @@
 #include "torchscript/prepare.h"
 
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>

@@ -52,6 +52,7 @@ const char* state(GraphExecutor& executor, bool training);
 
 std::vector<GraphExecutor*> executors_of(const std::vector<torch::jit::GraphFunction*>& functions) {
   std::vector<GraphExecutor*> executors;
+  executors.reserve(functions.size());
   for (torch::jit::GraphFunction* function : functions) {
     executors.push_back(&function->get_executor());
   }

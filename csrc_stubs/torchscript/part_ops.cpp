@@ -64,7 +64,7 @@ struct Numbers {
 };
 
 Numbers pop_numbers(Stack& stack) {
-  Numbers n;
+  Numbers n{};
   n.index = torch::jit::pop(stack).toInt();
   n.count = torch::jit::pop(stack).toInt();
   n.dim = torch::jit::pop(stack).toInt();

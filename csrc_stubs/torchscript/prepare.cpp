@@ -38,10 +38,8 @@ using torch::jit::Node;
 // Autodiff's forward of such a node returns a copy, so what reads both could not be differentiated.
 void hand_through(Graph& graph, const Node*) {
   for (Node* node : all_nodes(graph)) {
-    if (node->kind() == c10::aten::dropout) {
-      if (known_double(node->input(1)) == 0.0) {
-        node->output()->replaceAllUsesWith(node->input(0));
-      }
+    if (node->kind() == c10::aten::dropout && known_double(node->input(1)) == 0.0) {
+      node->output()->replaceAllUsesWith(node->input(0));
     }
   }
 }

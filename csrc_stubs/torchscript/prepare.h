@@ -1,6 +1,8 @@
 // Rewrites of a graph that torch is about to profile, and their inverses.
 #pragma once
 
+#include <ATen/core/symbol.h>
+
 #include <string>
 #include <vector>
 
