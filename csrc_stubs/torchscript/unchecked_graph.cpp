@@ -27,7 +27,7 @@ bool names_fractional(const c10::IValue& value) {
 }  // namespace
 
 std::shared_ptr<UncheckedGraph> UncheckedGraph::of(const torch::jit::Node& node) {
-  const auto plain = node.g(c10::attr::Subgraph);
+  const auto& plain = node.g(c10::attr::Subgraph);
   auto made = std::make_shared<UncheckedGraph>();
   made->inputs_ = plain->inputs().size();
   for (size_t i = 0; i < made->inputs_; ++i) {

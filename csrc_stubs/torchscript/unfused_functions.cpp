@@ -49,7 +49,7 @@ size_t count_fusible(Graph& graph) {
     if (node->kind() == c10::prim::DifferentiableGraph) {
       count += count_fusible(*node->g(c10::attr::Subgraph));
     } else if (op_facts().computed.count(node->kind()) != 0) {
-      count += node->outputs().size() > 0 && is_tensor(node->output(0));
+      count += !node->outputs().empty() && is_tensor(node->output(0));
     }
   }
   return count;
