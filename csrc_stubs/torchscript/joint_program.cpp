@@ -9,6 +9,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/settled_branches.h"
+#include "torchscript/weight_casts.h"
 
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
@@ -44,7 +45,7 @@ c10::Symbol held_name() {
 }
 
 // What stands between ops of one run without need: branches that raise, counters of batch norms, ops in
-// place.
+// place; and the casts of weights, which one op makes.
 void join_runs(GraphPtr& graph) {
   const Node* first = *graph->nodes().begin();
   inline_checked_branches(*graph, first);
@@ -52,6 +53,7 @@ void join_runs(GraphPtr& graph) {
   check_batches(*graph, first);
   defer_counts(*graph, first);
   make_functional(*graph, first);
+  cast_weights_together(*graph, first);
   torch::jit::ConstantPropagation(graph);
   torch::jit::LowerSimpleTuples(graph);
 }
@@ -170,7 +172,8 @@ GraphPtr as_joint_program(Graph& graph) {
   }
   auto made = std::make_shared<Graph>();
   for (const torch::jit::Value* input : graph.inputs()) {
-    made->addInput(input->debugNameBase())->setType(input->type());
+    // that of a value without a name is its number, which names nothing
+    made->addInput(input->hasDebugName() ? input->debugNameBase() : "")->setType(input->type());
   }
   auto function = std::make_unique<JointProgram>(graph, std::move(with_regions));
   Node* call = owned_call(*made, std::move(function), kName, held_name(), made->inputs());

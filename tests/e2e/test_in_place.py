@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.support import all_graphs, assert_matches, fresh, groups, kinds, no_fallback, script, stored, train
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
@@ -62,7 +63,8 @@ def test_blocks_inside_of_blocks_and_what_follows_them(device):
     scripted = compare(f, x, w, True, mask.to(device))
     assert in_place_ops(scripted) == []
     graph = scripted.graph_for(x, w, True, mask.to(device))
-    assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 2
+    # a joint graph goes on behind the branch
+    assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 2 - by_joint_graphs()
     assert not graph.findAllNodes("aten::where", True)
 
 
@@ -414,7 +416,8 @@ def test_a_residual_that_autocast_casts_for_its_reader(device, result):
                 rounding = torch.finfo(dtype or torch.float32).eps
                 assert (mine - theirs).abs().max() <= 4 * rounding * theirs.abs().max()
         optimised = torch.jit.last_executed_optimized_graph()
-    assert (optimised.findNode("aten::add_", True) is None) == (result == "y * 2.0")
+    if not by_joint_graphs():  # the graph is a call then
+        assert (optimised.findNode("aten::add_", True) is None) == (result == "y * 2.0")
 
 
 @pytest.mark.parametrize("made", ["x * 1", "x + 0", "1 * x", "x / 1"])

@@ -11,8 +11,9 @@ from torch import Tensor
 import tsfuser
 from kit.support import fresh
 from tsfuser import _C
+from tsfuser.debug.plans import plans_of
 from tsfuser.errors import Refusal
-from tsfuser.joint.autocast import check_casts
+from tsfuser.joint.autocast import write_casts
 from tsfuser.joint.packing import PACKED
 from tsfuser.joint.regions import REGION, outline
 
@@ -81,6 +82,17 @@ def test_an_op_without_a_derivative_here_ends_a_region():
   %4 : Tensor = aten::cos(%3)
   return (%4)""")
     assert kinds == [REGION, "aten::special_erfcx", REGION]
+
+
+def test_a_list_of_given_tensors_is_made_outside():
+    kinds, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %0 : Tensor = aten::mul(%x, %w)
+  %all : Tensor[] = prim::ListConstruct(%x, %w)
+  %1 : Tensor = aten::sin(%0)
+  %2 : Tensor = other::op(%all)
+  return (%1, %2)""")
+    assert kinds == ["prim::ListConstruct", REGION, "other::op"]
+    assert regions == [["aten::mul", "aten::sin"]]
 
 
 def test_blocks_have_regions_of_their_own():
@@ -394,7 +406,8 @@ def test_autocast(kind, device):
 
 
 def test_casts_that_the_graph_does_not_show():
-    """Where torch writes none, or for another dtype: eager's ops cast themselves."""
+    """Where torch writes none, or for another dtype: eager's ops cast themselves. Beside another cast of the
+    same op, one is written."""
     text = """graph(%x : Float(2, 3, device=cpu), %w : Float(4, 3, device=cpu), %b : NoneType):
   %off : bool = prim::Constant[value=0]()
   %on : bool = prim::Constant[value=1]()
@@ -404,15 +417,60 @@ def test_casts_that_the_graph_does_not_show():
   %1 : Tensor = aten::_autocast_to_reduced_precision(%w, %off, %on, %half, %bfloat)
   %2 : Tensor = aten::linear(%0, %1, %b)
   return (%2)"""
-    shown, hidden = (torch._C.parse_ir(t) for t in (text, text.replace("linear(%0", "linear(%x")))
-    for graph in (shown, hidden):
-        check_casts(graph)
+    beside = text.replace("linear(%0", "linear(%x")
+    shown, one, hidden = (
+        torch._C.parse_ir(t) for t in (text, beside, beside.replace("linear(%x, %1", "linear(%x, %w"))
+    )
+    for graph in (shown, one, hidden):
+        write_casts(graph)
     with torch.autocast("cpu", torch.bfloat16):
-        check_casts(shown)
+        write_casts(shown)
+        write_casts(one)
         with pytest.raises(Refusal, match="does not show"):
-            check_casts(hidden)
+            write_casts(hidden)
+    written = one.findNode("aten::linear").inputsAt(0).node()
+    assert written.kind() == "aten::_autocast_to_reduced_precision"
+    assert written.inputsAt(0).debugName() == "x"
     with torch.autocast("cpu", torch.float16), pytest.raises(Refusal, match="another dtype"):
-        check_casts(shown)
+        write_casts(shown)
+
+
+def test_a_bias_that_may_be_none_is_cast_in_the_region(device):
+    """Torch writes no cast of it."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 2, 1)).to(device)
+    scripted = torch.jit.script(copy.deepcopy(module))
+    x = torch.randn(2, 3, 5, 5, device=device)
+    with tsfuser.fuser():
+        for _ in range(4):
+            (got, mine), (want, theirs) = (autocast_step(m, x, torch.bfloat16) for m in (scripted, module))
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            assert packed(scripted) == 1
+
+
+def test_inputs_without_names(device):
+    """Of a program with a branch on a flag, whose copies are calls of programs with regions."""
+    graph = torch._C.parse_ir("""graph(%0 : Tensor, %1 : Tensor, %2 : bool):
+  %3 : Tensor = aten::mul(%0, %1)
+  %4 : Tensor = prim::If(%2)
+    block0():
+      %5 : Tensor = aten::sin(%3)
+      -> (%5)
+    block1():
+      %6 : Tensor = aten::cos(%3)
+      -> (%6)
+  %7 : Tensor = aten::mul(%4, %0)
+  return (%7)""")
+    scripted = torch._C._create_function_from_graph("unnamed", graph)
+    x, w = (torch.rand(4, 4, device=device).requires_grad_() for _ in range(2))
+    with tsfuser.fuser():
+        for _ in range(4):
+            (got,) = torch.autograd.grad(scripted(x, w, True).sum(), x)
+    (want,) = torch.autograd.grad(((x * w).sin() * x).sum(), x)
+    torch.testing.assert_close(got, want)
+    settled = list(plans_of(scripted.get_debug_state()))
+    assert any(graph for plan in settled for graph in _C.joint_graphs(plan.code))
 
 
 def test_questions_about_a_tensor_part_no_region():

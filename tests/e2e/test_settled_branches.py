@@ -136,8 +136,10 @@ def test_training_has_copies_of_its_own(device):
             expected, (de,) = train(module, (x,), calls=1)
             torch.testing.assert_close(y, expected)
             torch.testing.assert_close(dx, de)
-    graphs = [plan.graph for plan in plans_of(scripted.get_debug_state())]
+    plans = list(plans_of(scripted.get_debug_state()))
+    graphs = [plan.graph for plan in plans]
     assert not branches(graphs) and len(graphs) == 4  # rolled or not, trained or not
+    graphs += [graph for plan in plans for graph in _C.joint_graphs(plan.code)]
     assert any(graph.findNode("prim::DifferentiableGraph") for graph in graphs)
 
 

@@ -22,6 +22,7 @@ from ..graph.effects import PURE, effect, secretly_written
 from ..graph.rows import row_of
 from ..graph.wrapper import (
     CONSTANT,
+    LIST,
     Block,
     Graph,
     Node,
@@ -72,7 +73,20 @@ def _runs(block: Block | Graph, is_written: Callable[[Value], bool]) -> list[lis
         elif effect(node) != PURE or any(v.unique() in made for v in [*inputs(node), *used_inside(node)]):
             runs.append(run)
             run, made = [], set()
-    return [run for run in [*runs, run] if sum(map(_counts, run)) >= FEWEST]
+    runs = [_without_strangers(run) for run in [*runs, run]]
+    return [run for run in runs if sum(map(_counts, run)) >= FEWEST]
+
+
+def _without_strangers(run: list[Node]) -> list[Node]:
+    """Without lists of given tensors that only others read, which are made before the region."""
+    inside, made = set(run), {v.unique() for node in run for v in outputs(node)}
+    return [
+        node
+        for node in run
+        if node.kind() != LIST
+        or any(v.unique() in made for v in inputs(node))
+        or any(use.user in inside for use in node.output().uses())
+    ]
 
 
 def _is_taken(node: Node) -> bool:

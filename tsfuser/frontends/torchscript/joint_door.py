@@ -34,7 +34,7 @@ from ...graph.wrapper import (
     schema,
 )
 from ...ir.dtypes import DTYPES
-from ...joint.autocast import check_casts
+from ...joint.autocast import write_casts
 from ...joint.example_types import note_types
 from ...joint.packing import pack
 from ...joint.regions import outline
@@ -83,7 +83,7 @@ def _regions(graph: Graph) -> Graph | None:
 def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
     torch._C._jit_pass_constant_propagation(graph)
     _check_dtypes(graph)
-    check_casts(graph)
+    write_casts(graph)
     functionalize(graph)
     infer_missing_types(graph)
     note_types(graph, numbers)
