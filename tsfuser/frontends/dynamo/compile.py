@@ -78,12 +78,24 @@ def backend(
             whole_ops(sizes_vary=varies),
             torch_cache.asked(request),
         ):
-            return compiled(module, inputs)
+            return _for_file(partial(compiled, module, inputs), request)
     except (TorchDynamoException, *exceptions_allowed_to_be_fallback):
         raise  # torch breaks the graph, or traces it again
     except Exception as error:
         failures.gave_up("aot_autograd", error, Kept(module).line)
         return module  # which nobody changes
+
+
+def _for_file(compiled: Callable[[], Any], request: Request | None) -> Callable[..., Any]:
+    """What `compiled` makes, as something that torch can write to a file where it wants that."""
+    if not torch._functorch.config.bundled_autograd_cache:
+        return compiled()
+    from .stored.precompiled import for_file, kept_by_us
+
+    if request is not None:
+        return for_file(compiled(), request)
+    with kept_by_us():
+        return for_file(compiled(), request)
 
 
 def _request(
@@ -120,7 +132,7 @@ def _compile(
     keep = None if request is None else partial(request.note, role)
     with progress.working(f"planning a {role} graph of {len(module.graph.nodes):,} nodes"):
         call = compile_graph(module, settings, origin, donated, roundings.passes(role), gaps, keep)
-    if request is not None and request.has(role):
+    if request is not None and request.key is not None:
         torch_cache.mark(call, request.key)
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
 

@@ -107,9 +107,10 @@ def write(entry: Any, programs: Mapping[str, Program]) -> bytes:
 
 
 def read(
-    content: bytes, args: list[Any], aot_config: Any
+    content: bytes, args: list[Any] | None = None, aot_config: Any = None
 ) -> tuple[Callable[..., Any], dict[str, Translation]]:
-    """What AOTAutograd returns, and by role the graphs."""
+    """What AOTAutograd returns, and by role the graphs. Without `args` nothing is being traced, and sizes
+    have been looked at before."""
     from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
 
     with _disable_current_modes():
@@ -123,4 +124,6 @@ def read(
     fields["runtime_metadata"].bw_donated_idxs = []
     kept_backward = None if backward is None else _Backward(calls["backward"], *backward)
     entry: Any = GenericAOTAutogradResult(compiled_bw=kept_backward, **fields)
-    return entry.wrap_post_compile(args, aot_config, {}), made
+    if args is None:
+        entry.guards_expr = None
+    return entry.wrap_post_compile(args or [], aot_config or entry.sanitized_aot_config, {}), made

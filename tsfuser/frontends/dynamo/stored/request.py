@@ -46,11 +46,14 @@ class Key(str):
 
 
 class Request:
-    """`source`: the graph of TorchDynamo, for logs."""
+    """`source`: the graph of TorchDynamo, for logs. `kept`: the record, once it was read or made. `reason`:
+    why there is none."""
 
     def __init__(self, settings: Settings, source: watch.Source) -> None:
-        self._settings, self._source = settings, source
+        self.settings, self._source = settings, source
         self.key: Key | None = None
+        self.kept: bytes | None = None
+        self.reason = ""
         self._lasting: tuple = ()
         self._programs: dict[str, record.Program] = {}
 
@@ -65,8 +68,9 @@ class Request:
         except Exception as error:
             self._left("no compiled graph could be read from disk", error)
             return None
+        self.kept = found
         counters.count("graphs_read")
-        self._mark(made.values())
+        mark_groups(self.settings, made.values())
         for role, translation in made.items():
             origin = watch.Origin(self._source, role)
             logs.done(watch.Outcome(origin, module, {"": (translation, Refusals())}, {}))
@@ -78,24 +82,21 @@ class Request:
         try:
             if self.key is None:
                 return
-            if self._lasting != lasting(self._settings):
+            if self._lasting != lasting(self.settings):
                 raise Refusal("options have changed since the forward was compiled")
             self._programs[role] = record.Program.of(made)
         except Exception as error:
             self._left("a compiled graph is not kept on disk", error)
-
-    def has(self, role: str) -> bool:
-        """Whether the graph of the role can be kept."""
-        return role in self._programs
 
     def keep(self, entry: Any) -> None:
         """Puts the record on disk."""
         try:
             roles = {"inference"} if entry.compiled_bw is None else {"forward", "backward"}
             if self.key is not None and set(self._programs) == roles:
-                kept = [(entry.guards_expr, record.write(entry, self._programs))]
-                kept += [other for other in _records(self.key) if other[0] != entry.guards_expr]
-                _cache().put(self.key, _SUFFIX, marshal.dumps(kept[:_MOST]))
+                self.kept = record.write(entry, self._programs)
+                others = [other for other in _records(self.key) if other[0] != entry.guards_expr]
+                all_kept = [(entry.guards_expr, self.kept), *others][:_MOST]
+                _cache().put(self.key, _SUFFIX, marshal.dumps(all_kept))
         except Exception as error:
             self._left("a compiled graph is not kept on disk", error)
         self._programs.clear()  # torch holds the request as long as the function
@@ -104,7 +105,7 @@ class Request:
         """Raises Refusal."""
         if not isinstance(module, fx.GraphModule):
             raise Refusal("its inputs are lists")
-        self._lasting = lasting(self._settings)
+        self._lasting = lasting(self.settings)
         of_arguments = arguments_text(args), symbols_text(args)
         devices = {str(value.device) for value in args if isinstance(value, torch.Tensor)}
         of_torch = (
@@ -116,23 +117,24 @@ class Request:
             aot_config.pre_dispatch,
             tuple(aot_config.static_input_indices or ()),
         )
-        written = repr((surroundings(self._settings, devices), of_torch, of_arguments, graph_text(module)))
+        written = repr((surroundings(self.settings, devices), of_torch, of_arguments, graph_text(module)))
         key = Key(hashlib.sha256(written.encode()).hexdigest())
         key.request = self
         return key
 
-    def _mark(self, graphs: Iterable[Translation]) -> None:
-        """As where groups are made."""
-        with applied(self._settings):
-            wanted = options.in_background()
-        for translation in graphs:
-            for node in translation.graph.findAllNodes(GROUP, True):
-                background.mark(node.i("cache_id"), wanted)
-
     def _left(self, what: str, error: Exception) -> None:
         interrupts.pass_on(error)
-        reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
-        log.write("kernel_cache", what, f"graph {self._source.number}: {reason}")
+        self.reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+        log.write("kernel_cache", what, f"graph {self._source.number}: {self.reason}")
+
+
+def mark_groups(settings: Settings, graphs: Iterable[Translation]) -> None:
+    """Says of the groups whether calls wait for their plans, as is said where groups are made."""
+    with applied(settings):
+        wanted = options.in_background()
+    for translation in graphs:
+        for node in translation.graph.findAllNodes(GROUP, True):
+            background.mark(node.i("cache_id"), wanted)
 
 
 def wanted(graphs_of_cuda: bool) -> bool:

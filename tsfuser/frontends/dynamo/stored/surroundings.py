@@ -59,6 +59,11 @@ def lasting(settings: Settings) -> tuple:
     return *ours, torch.get_deterministic_debug_mode()
 
 
+def lasting_everywhere(settings: Settings) -> tuple:
+    """What a process must have that runs a graph of another one, besides what torch's guards look at."""
+    return _FORMAT, stored_plans.VERSIONS, lasting(settings)
+
+
 def _check_modes() -> None:
     if _get_current_dispatch_mode_stack() or torch._C._len_torch_function_stack():
         raise Refusal("a mode of Python sees each op")

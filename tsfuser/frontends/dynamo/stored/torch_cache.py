@@ -52,7 +52,7 @@ def install() -> None:
     """Puts our functions in the place of torch's. Raises where this torch has no such functions."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, should_bundle_autograd_cache
 
-    load, save = AOTAutogradCache.try_load, AOTAutogradCache.save
+    load, make, save = AOTAutogradCache.try_load, AOTAutogradCache.make_entry, AOTAutogradCache.save
 
     @functools.wraps(load)
     def try_load(module: Any, args: Any, aot_config: Any, *rest: Any, **named: Any) -> Any:
@@ -60,22 +60,42 @@ def install() -> None:
         request, _mine.request = getattr(_mine, "request", None), None
         if request is None:
             return load(module, args, aot_config, *rest, **named)
-        call = None
-        if not should_bundle_autograd_cache():  # there torch keeps what compilers return, as it is
-            call = request.find(module, list(args), aot_config)
-            if call is None and request.key is not None:
-                aot_config = _with_key(aot_config, request.key, sizes_among(args))
+        call = request.find(module, list(args), aot_config)
+        if call is None and request.key is not None:
+            aot_config = _with_key(aot_config, request.key, sizes_among(args))
+        elif should_bundle_autograd_cache():
+            _hand_over(aot_config, request)
         return (call, aot_config) if _config_is_frozen() else call
+
+    @functools.wraps(make)
+    def make_entry(compiled_fw_func: Any, *rest: Any, **named: Any) -> Any:
+        if not isinstance(getattr(compiled_fw_func, "_fx_graph_cache_key", None), Key):
+            return make(compiled_fw_func, *rest, **named)
+        with contextlib.ExitStack() as ours:
+            if should_bundle_autograd_cache():
+                from .precompiled import kept_by_us
+
+                ours.enter_context(kept_by_us())
+            return make(compiled_fw_func, *rest, **named)
 
     @functools.wraps(save)
     def save_ours(key: Any, entry: Any, remote: bool) -> None:
-        if isinstance(key, Key):
-            key.request.keep(entry)
-        else:
-            save(key, entry, remote)
+        if not isinstance(key, Key):
+            return save(key, entry, remote)
+        key.request.keep(entry)
+        if should_bundle_autograd_cache():
+            _hand_over(entry.sanitized_aot_config, key.request)
 
     AOTAutogradCache.try_load = staticmethod(try_load)
+    AOTAutogradCache.make_entry = staticmethod(make_entry)
     AOTAutogradCache.save = staticmethod(save_ours)
+
+
+def _hand_over(aot_config: Any, request: Request) -> None:
+    """Torch writes TorchDynamo's results and those of compilers to disk."""
+    from .precompiled import hand_over
+
+    hand_over(aot_config.precompile_backend_id, request)
 
 
 def _config_is_frozen() -> bool:
