@@ -27,8 +27,8 @@ _PADDING = 12  # bytes at most between these and the structs, which are aligned 
 
 
 def batched_form(kernel: Kernel, parameter_bytes: int) -> Kernel:
-    """`kernel` in this form, with as many structs as `parameter_bytes` have room for; itself where its blocks
-    depend on the launch as a whole, or where two structs are too much."""
+    """`kernel` in this form, with as many structs as fit into `parameter_bytes`. The kernel itself if its
+    blocks depend on the launch as a whole, or if two structs do not fit."""
     count = (parameter_bytes - _PADDING) // (struct_layout(kernel.params)[1] + _END)
     alone = kernel.rooms or kernel.cooperative or kernel.cluster or kernel.leads or kernel.combines_partials
     if alone or count < 2 or any(p.source[0] in ("random", "seeded", "flag") for p in kernel.params):

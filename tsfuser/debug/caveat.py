@@ -1,4 +1,4 @@
-"""Whether what `explain` and `check` find of a copy is true of the function itself.
+"""Whether the findings of `explain` and `check` about a copy are true of the function itself.
 
 They run a copy, which torch optimises anew. The function itself keeps what torch made of it in its first
 calls, and all modules of one class share that: where fusion was off then, it stays unfused. In: the copy,

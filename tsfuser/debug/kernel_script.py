@@ -135,7 +135,7 @@ def _headers(sources: Sequence[str]) -> dict[str, str]:
 
 def _cpp() -> list[str]:
     target = HostTarget(pipeline.cache_in(options.cache_dir()), fibers=options.host_launch() != "block")
-    quiet = "-Wno-psabi"  # the remark that vectors are passed otherwise than by GCC 4.5
+    quiet = "-Wno-psabi"  # the remark that GCC 4.5 passed vectors in another way
     return [*cxx.find_compiler(), *target.flags(), quiet]
 
 

@@ -1,5 +1,5 @@
-"""Runs kernels by themselves, with torch and without tsfuser. `kernel_script` puts this text behind what it
-knows of a group, the values that are used here and named in capitals: so it imports nothing of tsfuser.
+"""Runs kernels by themselves, with torch and without tsfuser. `kernel_script` puts this text behind the
+facts of a group, which have names in capitals here. So it imports nothing of tsfuser.
 
 In: kernels, the tensors and numbers that they take, and the group's ops as a TorchScript graph. Out: the time
 of each kernel and of the ops, and whether the results agree. Exit status 1: they do not.

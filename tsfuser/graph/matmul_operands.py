@@ -109,7 +109,7 @@ def _identity(value: Value) -> tuple:
 
 
 def _maker(value: Value) -> Node:
-    """What has made the value, or the tensor of which a cast makes it."""
+    """The node that makes the value; for a repeated cast, the node that makes its operand."""
     return value.node().inputsAt(0).node() if _is_repeated_cast(value.node()) else value.node()
 
 
@@ -141,7 +141,7 @@ def is_copied(value: Value) -> bool:
 
 
 def _copied_operands(node: Node) -> list[int]:
-    """Positions of the operands of which a product is made of a copy."""
+    """Positions of the operands that the product reads from a copy."""
     kind = PLAIN.get(node.kind(), node.kind())
     if kind in OF_ROOM:
         pair = inputs(node)[:2]

@@ -99,12 +99,12 @@ def constant_before(graph: Graph, place: Node, value: object) -> Value:
 
 
 def constant_near(graph: Graph, place: Node, constant: Value) -> Value:
-    """A copy of a constant, from wherever it is, before `place`."""
+    """A copy of a constant before `place`."""
     return graph.createClone(constant.node(), lambda v: v).insertBefore(place).output()
 
 
 def used_inside(node: Node) -> list[Value]:
-    """The values that the blocks of a node use, once a use, from wherever they are."""
+    """The values that the blocks of a node use: one entry for each use."""
     used: list[Value] = []
     for block in blocks(node):
         used += block.outputs()

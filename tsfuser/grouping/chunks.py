@@ -51,7 +51,7 @@ def move_chunks(graph: Graph) -> Graph:
 
 
 def _may_move(chunk: Node, block: Graph | Block, effects: Effects, knowledge: Knowledge) -> bool:
-    """Whether what makes the operand of the chunk can be done behind it."""
+    """Whether the node that makes the operand of the chunk can move behind the chunk."""
     whole, maker = chunk.inputsAt(0), chunk.inputsAt(0).node()
     here = {v.unique() for node in nodes_in(block) for v in outputs(node)}
     found = row_of(maker)

@@ -102,7 +102,7 @@ class _Block:
                 self.changed.setdefault(v.unique(), set()).add(i)
         self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
         self.order = effects.order(self.nodes)
-        self._leave_readers_of_held_lists()
+        self._refuse_readers_of_held_lists()
         self.views = {**self._fusible_views(refusals), **self._widening_casts()}
         self.dtypes = self._inner_dtypes()
 
@@ -150,7 +150,7 @@ class _Block:
             refusals.add(node, verdict.reason)
         return verdict
 
-    def _leave_readers_of_held_lists(self) -> None:
+    def _refuse_readers_of_held_lists(self) -> None:
         """No group takes a list of tensors that is made in another block, or that effects hold at its place;
         and none could read it as an argument."""
         for i, node in enumerate(self.nodes):

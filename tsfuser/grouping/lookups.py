@@ -1,4 +1,4 @@
-"""Which nodes a lookup must not share a group with, as what it reads has to be in memory before.
+"""Which nodes a lookup must not share a group with, as the tensor that it reads has to be in memory first.
 
 In: a node that reads a tensor at places that another one holds. Out: nodes that compute that tensor. If the
 lookup takes few of its elements, its group computes these itself (ir/lookups.py), from tensors in memory and

@@ -75,7 +75,7 @@ class ListArg:
 
 @dataclass(frozen=True)
 class OtherArg:
-    """An argument of which the plan depends on the whole value: None or a string."""
+    """An argument, None or a string, whose whole value the plan depends on."""
 
     value: str | None
 

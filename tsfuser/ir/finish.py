@@ -67,8 +67,8 @@ def finish(draft: Draft) -> Fusion:
 
 
 def _join_splits(draft: Draft, stored: set[str]) -> None:
-    """Has what is stored, and was computed a second time over finer axes for a view of it, be over these as
-    well, so that both are one: `y = x + 1`, x[N * K], beside `y.view(N, K) * 2`."""
+    """Some stored values were computed a second time, over finer axes, for a view of them. They get these
+    axes, so that both are one: `y = x + 1`, x[N * K], beside `y.view(N, K) * 2`."""
     for value, into in draft.splits:
         for axis, finer in into.items() if value.name in stored else ():
             whole = draft.axes.whole(finer, axis.extent)

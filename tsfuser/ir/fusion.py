@@ -184,8 +184,8 @@ PARTIAL_MOMENTS = (
 @dataclass(frozen=True)
 class Output:
     """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements). `steps` are the
-    strides of the value's own dims, of which there are more where a dim of the tensor is two axes. `room`:
-    its memory has gaps, which hold zeros."""
+    strides of the value's own dims; these are more than the tensor's where one of its dims is two axes.
+    `room`: its memory has gaps, which hold zeros."""
 
     value: Value
     sizes: tuple[Size, ...]

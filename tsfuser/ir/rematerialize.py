@@ -177,7 +177,7 @@ class _Copy:
         return self._axes[root]
 
     def _fresh(self, root: Axis) -> Axis:
-        """An axis of the copy's own, of as many loops as `root` is."""
+        """An axis of the copy's own. It is split into as many loops as `root`."""
         axes = self.draft.axes
         if not axes.is_split(root):
             return self.draft.fresh_axis(root.extent)

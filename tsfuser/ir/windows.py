@@ -27,8 +27,7 @@ def placed(draft: Draft, value: Value, dim: int, window: Window) -> Value:
 
 
 def part(draft: Draft, value: Value, dim: int, start: sz.Size, size: sz.Size, step: int = 1) -> Value:
-    """`size` of the elements of `value` along dim `dim`, those at `start`, `start + step`..., of which there
-    are as many."""
+    """The `size` elements of `value` along dim `dim` at `start`, `start + step`..., all within its bounds."""
     axis = None if draft.call.decide(sz.eq(size, 1)) else draft.fresh_axis(size)
     return _moved(draft, value, dim, Move(axis, sz.const(0) - start, step=step))
 

@@ -40,7 +40,7 @@ class Accumulation:
 
 @dataclass(frozen=True)
 class Chains:
-    """The accumulators of a thread: `count` of them, of which a term goes to number `at`. `apart`: they have
+    """The accumulators of a thread: there are `count`, and a term is added to number `at`. `apart`: they have
     not all seen as many terms, even where that does not depend on them."""
 
     count: int

@@ -28,12 +28,11 @@ from .tiles import tiles
 
 
 class Draft:
-    """`loads` and `computed`: the statements of each value, by its name. `row_loop`: the loop over the rows,
-    or columns, that a thread works on at the same time, of which there are `rows`. `row_guard`: whether an
-    element of the row exists. `row_values`: statements for values that a row has one of, computed so far.
-    `exchanged`: bytes of shared memory in which threads have met so far; `words`: 4-byte words through which
-    blocks have. `online_softmax`: by the number of a sweep, the maximum and the sum that blocks combine at
-    once."""
+    """`loads` and `computed`: the statements of each value, by its name. `row_loop`: the loop over the `rows`
+    rows, or columns, that a thread works on at the same time. `row_guard`: whether an element of the row
+    exists. `row_values`: statements, so far, for values of which a row has one. `exchanged`: bytes of shared
+    memory that threads exchange values through, so far; `words`: 4-byte words that blocks do.
+    `online_softmax`: by the number of a sweep, the maximum and the sum that blocks combine at once."""
 
     def __init__(self, segment: Segment, schedule: Schedule, params: Params, at: Indices):
         self.segment, left = picked_in(segment, schedule)

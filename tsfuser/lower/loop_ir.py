@@ -26,8 +26,8 @@ class Let:
 
 @dataclass(frozen=True)
 class Load:
-    """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector,
-    of which only the first `count` elements are in bounds. `shared`: from the tile `buffer` in shared memory;
+    """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector;
+    only its first `count` elements are in bounds. `shared`: from the tile `buffer` in shared memory;
     `own`: only this thread writes what it reads, and not while it is read; `held`: it does so afterwards, so
     that the loops over its row have to share one such load. `packed`: 16-bit floats share registers;
     `common`: all rows read the same."""

@@ -32,7 +32,7 @@ def needs(segment: Segment) -> dict[str, frozenset[Need]]:
 
 
 def _holds_before(op: Op, need: Need) -> bool:
-    """Whether what holds wherever the result of `op` is needed holds for its operands."""
+    """Whether the operands, too, are needed only where `need` holds, as the result of `op` is."""
     if isinstance(
         op, (Located, Lookup)
     ):  # every index is checked, so that one out of range is an error as in eager

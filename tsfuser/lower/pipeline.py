@@ -39,7 +39,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("branch", branch),
 )
 
-ON_VECTORS = ("peel", "chunk", "draw")  # passes for loops of which a compiler makes vectors
+ON_VECTORS = ("peel", "chunk", "draw")  # passes for loops that a compiler vectorises
 ON_THREADS = ("cut_rounds",)  # passes for the others
 
 

@@ -54,8 +54,8 @@ def _cut(loop: For, row: _Row, known: dict[Expr, Let], ctype: str) -> list[Stmt]
 
 
 def in_two(loop: For, rounds: Iterable[Expr], body: Body, known: dict[Expr, Let]) -> list[Stmt]:
-    """The loop as two: of as many rounds as each of `rounds` allows, with this `body`, and of those that are
-    left. `known`: by their value the numbers of rounds that have names."""
+    """Cuts the loop in two: the rounds that each of `rounds` allows, with this `body`, and the rest. `known`:
+    the numbers of rounds that have names, by their value."""
     whole: Expr = loop.extent
     for count in rounds:
         whole = ix.minimum(whole, count)
@@ -103,8 +103,8 @@ class _Row:
         return found
 
     def _rounds(self, index: Expr, bound: Expr, lanes: int) -> Expr | None:
-        """In how many rounds `lanes` elements from `index` on are less than the bound, where each round goes
-        over as many elements as all threads together; None where it does not, or that is not known."""
+        """The number of rounds in which `lanes` elements from `index` on are less than the bound. None if
+        that is not known, or if a round does not go over as many elements as all threads together."""
         index = ix.substitute(index, self.local)
         step = ix.coefficient(index, self.loop.var)
         end = ix.substitute(index, {**self.last, self.loop.var: Const(0)})

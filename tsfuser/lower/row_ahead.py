@@ -49,7 +49,7 @@ def before_a_row(draft: Draft, accesses: list[Access]) -> list[Stmt]:
 
 
 def _loads(draft: Draft) -> list[Access]:
-    """The loads of which a row has one, where many rows are fetched ahead and differ in them; but for those
+    """The loads of one element per row, if many rows are fetched ahead and differ in it; without the loads
     that only some rows need."""
     if draft.row_loop or not prefetch.fetches(draft) or not draft.sweeps.final:
         return []

@@ -89,7 +89,7 @@ def _result(draft: Draft, number: int, op: Reduce, total: str) -> list[Stmt]:
 
 
 def row_values(draft: Draft, number: int) -> list[Stmt]:
-    """Loads (before the first sweep) and ops of which a row has one value, that can be computed before sweep
+    """Loads (before the first sweep) and ops with one value per row that can be computed before sweep
     `number`."""
     found: list[Stmt] = []
     if number == 0:
@@ -103,7 +103,7 @@ def row_values(draft: Draft, number: int) -> list[Stmt]:
 
 
 def stores(draft: Draft) -> list[Stmt]:
-    """Stores of results of which a row has one, by its first thread."""
+    """Stores of results with one element per row, by the first thread of the row."""
     found = [a for a in draft.schedule.domain.stores if not draft.sweeps.varies(a.buffer.value)]
     if not found:
         return []

@@ -80,8 +80,8 @@ class _Vector:
         return ix.substitute(e, {loop.var: Const(0) for loop in self.loops})
 
     def access(self, offset: Expr) -> tuple[int, Expr] | None:
-        """The lanes of the vector of which all iterations read elements, and the element that each reads;
-        None if they do not read neighbours."""
+        """How many lanes the vector has that the iterations read together, and which of its elements each of
+        them reads; None if they do not read neighbours."""
         if any(ix.names(offset) & (names - {x.var}) for x, names in zip(self.loops, self.varying)):
             return None
         steps = [ix.coefficient(offset, loop.var) for loop in self.loops]

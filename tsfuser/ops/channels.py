@@ -62,7 +62,7 @@ def of_channels(b: Builder, value: Value | None, input: Value) -> Value | None:
 
 
 def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType) -> Value:
-    """`(x - mean) * rstd * weight + bias`, of which the last two may be absent."""
+    """`(x - mean) * rstd * weight + bias`; `weight` and `bias` may be None."""
     return b.pointwise(*_scaled(x, mean, rstd, weight, bias), dtype, name=name)
 
 

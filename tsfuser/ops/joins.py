@@ -26,9 +26,9 @@ from .views import dim_of, reshaped, unsqueezed
 
 #: Tensors of any kind. Where they are computed, a kernel asks for each of them whether an element is of it.
 MAX_PIECES = 8
-#: Tensors of one dtype in memory, of which a kernel looks for the one that has the element, and loads once
-#: (schedule/picks.py). Each has an address, an end, an offset and strides among the arguments of the kernel:
-#: 32 of five dims take 1,152 of the 4,096 bytes that arguments may.
+#: Tensors of one dtype in memory. A kernel finds the tensor that has the element, and loads from this one
+#: alone (schedule/picks.py). Each has an address, an end, an offset and strides among the arguments of the
+#: kernel: 32 of five dims take 1,152 of the 4,096 bytes that arguments may.
 MAX_IN_MEMORY = 32
 
 

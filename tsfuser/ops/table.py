@@ -123,10 +123,10 @@ class Row:
 
     # ---- its dtype
 
-    #: with one floating tensor and real numbers as operands, it is that tensor's
+    #: if the operands are one floating tensor and real numbers, the result has the dtype of the tensor
     keeps_dtype: bool = False
-    #: how it and the device follow from any tensor operands: "first" (those of the first one), "promoted"
-    #: (from the first two), or ""
+    #: how the dtype and the device follow from any tensor operands: "first" (those of the first one),
+    #: "promoted" (from the first two), or ""
     dtype_rule: str = ""
     #: the tensor argument that is used only for its dtype, which the result has
     dtype_from: str = ""
@@ -245,8 +245,8 @@ class Row:
         )
 
     def _with_any_number(self, name: str, arg: NodeArg) -> NodeArg:
-        """The argument, of which nothing but the type is known where it is a float of usual size: a row that
-        takes any number takes this one."""
+        """The argument; a float of usual size becomes one of unknown value, as a row that takes any number
+        takes this one."""
         fixed = name in self.fixed or name in self.structural | self.symbolic
         return trials.ANY_FLOAT if arg.is_usual and not fixed else arg
 

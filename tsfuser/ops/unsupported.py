@@ -1,7 +1,7 @@
-"""Ops without a row: what a person wants to hear who asks why they are not fused.
+"""Ops without a row: why they are not fused, for people.
 
-In: an operator kind. Out: a sentence, None for ops of which nothing else can be said than that they have no
-row. Example: `sentence("aten::mm")` -> "a matrix product is left to torch's libraries...".
+In: an operator kind. Out: a sentence; None if there is nothing to say but that the op has no row. Example:
+`sentence("aten::mm")` -> "a matrix product is left to torch's libraries...".
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def forget() -> None:
 
 
 def serves(planned: Call, call: Call) -> bool:
-    """Whether what was planned for one call serves the other."""
+    """Whether the plan for one call serves the other."""
     memo: dict[sz.Size, int] = {}
     decided = planned.decisions.items()
     return structure(planned) == structure(call) and all(

@@ -173,7 +173,7 @@ def lowered(group_id: int, call: Call, make: Callable[[], Lowered]) -> Lowered |
 
 
 def is_pending(group_id: int, call: Call) -> bool:
-    """Whether what is being made may be for calls like this one."""
+    """Whether a plan that is being made may serve calls like this one."""
     return _workers.is_pending(group_id, call)
 
 

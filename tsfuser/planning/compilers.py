@@ -32,7 +32,7 @@ _GOODBYE = 1.0  # seconds that killed compilers get to be gone
 _NICE = 5  # so much lower is the priority of compilers that nobody waits for
 _MARGIN = 5.0  # seconds that a target gets to give up by itself: NVRTC, in this process, cannot be ended
 
-_MOST = 1024  # kernels that are started ahead, of which nobody has asked for the result
+_MOST = 1024  # kernels that are compiled ahead, whose result nobody has asked for yet
 
 Kernel = tuple[str, str]  # source, name
 

@@ -2,7 +2,7 @@
 
 In: a torch._C.Graph, a Call. Out: the Fusion of that class of calls, by looking each node's row up and
 calling its `build`. Arguments are passed by the type that the schema gives them: tensors and numbers as
-values, structural ones as what they are in this call (a decision). Example:
+values, structural ones as their value in this call (a decision). Example:
 
     parse(graph, call, "cuda:0")
 """

@@ -109,7 +109,7 @@ def shelf_of(group_id: int, call: Call, device: str, batched: bool) -> Shelf | N
 
 
 def chosen_options() -> dict[str, object]:
-    """The options on which what is stored depends."""
+    """The options that the stored plans depend on."""
     return {option.name: options.get(option.name) for option in options.TABLE if option.name not in _APART}
 
 

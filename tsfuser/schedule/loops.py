@@ -127,8 +127,8 @@ class Reduction:
 
     loops: tuple[str, ...]  # outermost first
     axis: str  # "x" or "y"
-    #: one of SCOPES. If some reductions run along rows and others over columns, it is that of the rows; the
-    #: scope of the columns is the grid
+    #: one of SCOPES. If some reductions run along rows and others over columns, it is the scope of the
+    #: rows; the scope of the columns is the grid
     scope: str = "block"
     #: (the loop over splits, elements between the results of two splits); None if the result is final
     partial: tuple[str, Size] | None = None

@@ -22,7 +22,7 @@ from ..ir.size import Size
 from ..ir.values import Axis, Window
 from ..segment import Buffer, Segment
 
-FEWEST = 3  #: of two tensors, two loads of which one loads nothing wait for less than a search and a load
+FEWEST = 3  #: for two tensors, two loads, one of which loads nothing, are faster than a search and a load
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def _source(value: Value, makers: dict[str, Op]) -> Value:
 
 
 def _piece(value: Value, makers: dict[str, Op], loads: dict[str, Buffer], op: Op, window: Window) -> str:
-    """The name of the load that `value` is, of which there is one element for each place in `window`; ""
-    for none. So windows of negative size, whose ends would not ascend, are none."""
+    """The name of the load that `value` is, if it has one element for each place in `window`; "" if not, as
+    for windows of negative size, whose ends would not ascend."""
     load = loads.get(_source(value, makers).name)
     if load is None or load.by_value or load.value.dtype != op.output.dtype:
         return ""

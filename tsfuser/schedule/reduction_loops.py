@@ -37,7 +37,7 @@ def combination(loops: tuple[str, ...], axis: str, partial: Size | None, machine
 
 
 def _lanes(machine: Machine) -> str:
-    """The binding of the loop over lanes: one access, or a loop of which the compiler makes vectors."""
+    """The binding of the loop over lanes: one access, or a loop that the compiler vectorises."""
     return "simd" if machine.vectorises_loops else "vector"
 
 

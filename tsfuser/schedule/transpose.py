@@ -43,7 +43,7 @@ class TransposeParams:
     fill: int  # elements per access from memory to a tile, or back
     threads: int  # of a block
     wide: bool  # 64-bit indices
-    split: bool = False  # there are two kernels, of which the second combines partial results
+    split: bool = False  # there are two kernels; the second one combines partial results
     stored: tuple[str, ...] = ()
 
 
@@ -137,8 +137,8 @@ def _side(call: Call, extent: Size) -> int:
 
 
 def _width(domain: Domain, along: int, accesses: Iterable[Access], most: int) -> Size:
-    """Elements of one access along dim `along`, all of which are inside of the dim and of a window, or
-    outside."""
+    """Elements of one access along dim `along`: either all or none of them are inside of the dim and of a
+    window."""
     width = sz.minimum(most, window_alignment(domain, along))
     width = sz.minimum(width, sz.pow2(domain.dims[along].extent))
     for a in accesses:

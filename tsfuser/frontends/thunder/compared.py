@@ -35,7 +35,7 @@ def values_compared(trace: TraceCtx, claim: Callable[[BoundSymbol], Claim]) -> s
     found: set[str] = set()
     for value in {value for value, _ in met_again(steps)}:
         while is_widening(symbols[value]) and symbols[value].args[0].name in makers:
-            value = makers[symbols[value].args[0].name]  # of which there is less to save
+            value = makers[symbols[value].args[0].name]  # the narrower value takes fewer bytes to save
         found.update(proxy.name for proxy in symbols[value].flat_proxy_outs)
     return found
 

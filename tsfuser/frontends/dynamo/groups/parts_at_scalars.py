@@ -100,7 +100,7 @@ def _connected(nodes: list[Node]) -> list[int]:
 
 
 def _links(value: Value) -> bool:
-    """Whether what reads the value, and is no constant, belongs together."""
+    """Whether the value joins its readers in one part: tensors of a dim or more do, and computed numbers."""
     if not is_tensor(value):
         return value.node().kind() not in (CONSTANT, "prim::Param")
     return facts(value.type()).rank != 0

@@ -1,8 +1,8 @@
 """Arithmetic of 0-dim CPU tensors that no other group has taken becomes groups for the CPU.
 
-In: a typed graph with groups. Out: the same graph, where such ops that read each other are one group, if they
-are several. The groups of tensors take in such arithmetic only if nobody else reads it. Ops that write, that
-draw random numbers, or of which nothing is known, stay in their order. Example: ASGD keeps a rate per
+In: a typed graph with groups. Out: the same graph, in which two or more such ops that read each other are one
+group. The groups of tensors take in such arithmetic only if nobody else reads it. Ops that write, ops that
+draw random numbers, and unknown ops stay in their order. Example: ASGD keeps a rate per
 parameter, which a step computes for the next step, by eight ops:
 
     %a = aten::mul(%step, %c)              %rate = prim::CudaFusionGroup(%step)

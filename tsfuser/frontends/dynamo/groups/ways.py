@@ -5,8 +5,8 @@ Example: a cache that is written twice, and read between:
 
     %first = aten::index_copy(%cache, %dim, %i, %key);  %second = aten::index_copy(%first, %dim, %j, %key)
 
-`way(cache, first).last` is the first op, and `made_from(second) == [second, first, cache]`. A part that is
-written is of three ops, of which the first and the last name the same part:
+`way(cache, first).last` is the first op, and `made_from(second) == [second, first, cache]`. A write to
+a part is three ops; the first and the last one name the same part:
 
     %s = aten::slice(%x, ...);  %c = aten::copy(%s, %y);  %new = aten::slice_scatter(%x, %c, ...)
 

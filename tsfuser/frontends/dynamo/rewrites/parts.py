@@ -122,7 +122,7 @@ def _move(node: fx.Node, part: Part) -> None:
 
 
 def _forms(node: fx.Node, part: Part) -> tuple[dict[fx.Node, _Form], list[tuple[fx.Node, Part]]]:
-    """The values of which nobody needs more than one part, and the slices of which these are made."""
+    """The values of which nobody needs more than one part, with their form; and the slices that they read."""
     forms: dict[fx.Node, _Form] = {}
     slices: list[tuple[fx.Node, Part]] = []
     readers: dict[fx.Node, dict[fx.Node, Part]] = {node.args[0]: {node: part}}

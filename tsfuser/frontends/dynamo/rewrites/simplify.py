@@ -55,15 +55,15 @@ def without_detach(joint: fx.GraphModule) -> None:
     """Changes a joint graph before it is divided. Autograd saves the result of an op detached, and the
     partitioner, which takes a `detach` for an op that must not run twice, would have each of them saved."""
     for node in list(joint.graph.nodes):
-        if node.op == "call_function" and FORMS.get(node.target) is _hand_on:
-            _hand_on(node)
+        if node.op == "call_function" and FORMS.get(node.target) is _replace_by_operand:
+            _replace_by_operand(node)
     joint.graph.eliminate_dead_code()
     joint.recompile()
 
 
-def _hand_on(node: fx.Node) -> bool:
-    """Nothing is differentiated here: who reads a `detach` reads its operand. What leaves the graph stays a
-    tensor of its own."""
+def _replace_by_operand(node: fx.Node) -> bool:
+    """Readers of a `detach` read its operand, as nothing is differentiated here. A result of the graph stays
+    a tensor of its own."""
     if any(user.op == "output" or user.target is aten.copy_.default for user in node.users):
         return False
     node.replace_all_uses_with(node.args[0])
@@ -73,7 +73,7 @@ def _hand_on(node: fx.Node) -> bool:
 def _slice(node: fx.Node) -> bool:
     """A slice of all of a tensor, as there are where sizes vary."""
     operand = node.args[0]
-    return is_alike(node.meta["val"], operand.meta["val"]) and _hand_on(node)
+    return is_alike(node.meta["val"], operand.meta["val"]) and _replace_by_operand(node)
 
 
 def _replaced(node: fx.Node) -> bool:
@@ -199,8 +199,8 @@ def _dtype(value: Any) -> torch.dtype | None:
 
 #: op -> what gives a node of it a simpler form, and says whether it did
 FORMS: dict[Any, Callable[[fx.Node], bool]] = {
-    aten.detach.default: _hand_on,
-    aten.alias.default: _hand_on,
+    aten.detach.default: _replace_by_operand,
+    aten.alias.default: _replace_by_operand,
     aten.copy.default: lambda node: _replaced(node) or copies.copied(node),
     aten.lift_fresh_copy.default: copies.lifted,
     aten.repeat.default: copies.repeated,

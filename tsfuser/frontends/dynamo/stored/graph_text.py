@@ -166,7 +166,7 @@ def _value(value: Any, numbers: Mapping[fx.Node, int]) -> str:
     if isinstance(value, fx.Node):
         return f"#{numbers[value]}"
     if isinstance(value, float) and math.isnan(value):
-        raise Refusal("it has the constant NaN, of which there are many")
+        raise Refusal("it has the constant NaN, which has many bit patterns")
     if type(value) in _ATOMS or isinstance(value, torch.device):
         return repr(value)
     if isinstance(value, (list, tuple)):
