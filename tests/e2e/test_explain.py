@@ -345,11 +345,11 @@ def test_a_script_that_is_not_there_is_told_in_a_line(tmp_path, capsys):
 
 @pytest.mark.parametrize("look", [tsfuser.explain, tsfuser.check])
 def test_what_is_neither_scripted_nor_compiled_nor_can_be(look):
-    wanted = "what torch.jit.script or torch.compile.* has returned is wanted"
+    wanted = "a result of torch.jit.script or of torch.compile.* is needed"
     with pytest.raises(TypeError, match=wanted + ", not a value of the type int"):
         look(3, torch.ones(2))
     with pytest.raises(
-        TypeError, match=wanted + ": takes_any is none, and torch.jit.script does not take it"
+        TypeError, match=wanted + ": takes_any is neither, and torch.jit.script does not take it"
     ):
 
         def takes_any(*xs):

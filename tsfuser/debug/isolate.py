@@ -20,7 +20,7 @@ import torch
 
 from ..planning import background
 
-_WANTED = 'what torch.jit.script or torch.compile(..., backend="tsfuser") has returned'
+_WANTED = 'a result of torch.jit.script or of torch.compile(..., backend="tsfuser") is needed'
 
 
 @dataclass
@@ -87,14 +87,14 @@ def scripted(fn: Any) -> Any:
         return fn
     name = getattr(fn, "__name__", type(fn).__name__)
     if not callable(fn):
-        raise TypeError(f"{_WANTED} is wanted, not a value of the type {name}")
+        raise TypeError(f"{_WANTED}, not a value of the type {name}")
     try:
         if inspect.ismethod(fn) and isinstance(fn.__self__, torch.nn.Module):
             return getattr(torch.jit.script(fn.__self__), fn.__name__)
         return torch.jit.script(fn)
     except Exception as error:
         said = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(":")
-        text = f"{_WANTED} is wanted: {name} is none, and torch.jit.script does not take it ({said})"
+        text = f"{_WANTED}: {name} is neither, and torch.jit.script does not take it ({said})"
         raise TypeError(text) from error
 
 
