@@ -19,7 +19,7 @@ from ..graph.worth import shape
 from ..graph.wrapper import Node, Value, constant_of, inputs, is_constant, is_tensor
 from ..ops.table import Row
 
-FEWER = 4  # a table has at least so many times as many elements as are taken
+FEWER = 4  # elements of a table over elements that are taken from it, at least
 
 
 class Lookups:

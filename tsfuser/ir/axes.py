@@ -112,8 +112,8 @@ class Axes:
         return None if shares is None else pairs
 
     def shared_out(self, axes: Sequence[Axis], sizes: Sequence[sz.Size]) -> list[list[Axis]] | None:
-        """The loops of `axes`, in order, as those of dims of `sizes`, of as many elements and not 1, cut
-        where they must be; None where the sizes do not nest."""
+        """The loops of `axes`, in order, as those of dims of `sizes`, which are not 1 and have as many
+        elements. Loops are cut where they must be. None where the sizes do not nest."""
         decide, result = self.call.decide, []
         waiting = [part for axis in reversed(axes) for part in reversed(self.parts(axis))]
         for size in sizes:

@@ -348,7 +348,7 @@ class Builder(ResultLayouts):
                 raise Refusal("a tensor without elements gets nothing")
         dims: list[Axis | None] = [None] * len(value.dims)
         if not self.call.decide(sz.eq(self.sizes(value)[dim], self.sizes(index)[dim])):
-            raise Refusal("an index has not as many places as there are values")
+            raise Refusal("an index and its values differ in size")
         if value.dims[dim] is None and index.dims[dim] is not None:
             raise Refusal("one value goes to several places")
         if not (self.axes.align(dims, value) and self.axes.align(dims, index)):

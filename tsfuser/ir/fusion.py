@@ -198,7 +198,7 @@ class Output:
 class Update:
     """`value` stored into the memory of tensor argument `index`, as running statistics are. `counted`: the
     argument's version goes up by one, as an in-place op of autograd's makes it. With `at`, the results of
-    `Located` ops, the value is added there, so many elements away from where the strides lead, in any order
+    `Located` ops, the value is added at these offsets (elements) from where the strides lead, in any order
     and at any place more than once."""
 
     value: Value

@@ -108,7 +108,7 @@ def _over(draft: Draft, value: Value, moves: Mapping[Axis, Move]) -> set[Axis]:
 
 def _moves_of_loops(draft: Draft, own: Axis, move: Move, others: Collection[Axis]) -> dict[Axis, Move]:
     """The moves of axis `own` and of the outermost of its loops, where `others` walk these one by one: a
-    window that begins at a head, of so many heads, is one of elements and of heads. Else empty."""
+    window that begins at a head and has whole heads is one of elements and of heads. Else empty."""
     axes, decide = draft.axes, draft.call.decide
     first, *rest = axes.parts(own)
     if move.axis is None or move.window is None or any(first in axes.parts(a) and a != first for a in others):

@@ -22,8 +22,8 @@ from .traverse import defined, used, with_bodies
 
 WORTH_A_BRANCH = 12  # instructions of a lane that need not be computed on one of the two sides
 LANE_LOAD = 16  # instructions that a load by each lane is taken for: 32 threads read 32 sectors, in 32 cycles
-MOST_CONDITIONS = 16  # so many are tried
-MOST_COPIED = 1.5  # both sides together have at most so many times the instructions of before
+MOST_CONDITIONS = 16  # the most that are tried
+MOST_COPIED = 1.5  # the instructions of both sides together over those of before, at most
 
 
 def branch(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -62,7 +62,7 @@ class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is
     how many blocks make a task of the host's thread pool; `resident`: how many blocks registers must leave
     room for on a multiprocessor, 0 for any number; `cooperative`: all blocks run at the same time; `cluster`:
-    so many neighbouring blocks do, and reach each other's shared memory, 0 where none do; `parts`: the C
+    how many neighbouring blocks do, and reach each other's shared memory, 0 for none; `parts`: the C
     expression for their number; `leads`: the next kernel combines the partial results of this one, and may be
     set up while it runs; `combines_partials`: it is such a next one; `batch_capacity`: how many argument
     structs one launch takes (codegen/batched.py), 0 for a kernel that takes one by itself; `rooms`: the

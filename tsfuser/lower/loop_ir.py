@@ -285,12 +285,12 @@ class ClusterReduce:
 @dataclass(frozen=True)
 class BlockReduce:
     """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y`
-    the first. All threads of the block take part. `fold`: the accumulators of a thread are combined first,
-    into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in
-    a warp, who need neither shared memory nor barrier; else 0. `warps`: the most that a row may have, a power
-    of two. `across`: the threads along x, 0 where only the launch says how many. `iteration`: the loop around
-    it, whose iterations alternate between two halves of shared memory, `half` bytes each: nothing overwrites
-    what others still read."""
+    the first. All threads of the block take part. `fold`: a thread first combines its accumulators into this
+    number of results; 0: it does not. `warp`: how many threads a row has where they are neighbours in a warp,
+    who need neither shared memory nor barrier; else 0. `warps`: the most that a row may have, a power of two.
+    `across`: the threads along x, 0 where only the launch says how many. `iteration`: the loop around it,
+    whose iterations alternate between two halves of shared memory, `half` bytes each: nothing overwrites what
+    others still read."""
 
     totals: tuple[Total, ...]
     axis: str

@@ -204,7 +204,8 @@ def batch_norm_result(
     training: bool,
     eps,
 ) -> Value:
-    """The result of a batch norm again, of its operands and what it has saved in training; else `kept`"""
+    """The result of a batch norm, in training computed again from its operands and saved statistics; else
+    `kept`"""
     if not _is_computed_again(b, input, weight, training):
         return kept
     check_not_empty(b, input)

@@ -75,7 +75,7 @@ def to_device(
     copy: bool = False,
     memory_format: int | None = None,
 ) -> Value:
-    """`self` in another dtype: what a trace has for `x.to(device, dtype)`"""
+    """`self` in another dtype: the form of `x.to(device, dtype)` in traces"""
     check_options(b, device=device, memory_format=memory_format)
     return _cast(b, self, scalar_type(dtype), copy)
 
@@ -92,7 +92,7 @@ def to_dtype_layout(
     copy: bool = False,
     memory_format: int | None = None,
 ) -> Value:
-    """`self` in another dtype, or as it is: what a trace has for `x.to(device)`"""
+    """`self` in another dtype, or as it is: the form of `x.to(device)` in traces"""
     check_options(b, layout, device, pin_memory, memory_format)
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
 
@@ -209,7 +209,7 @@ def store(b: Builder, self, value) -> Value:
 
 @composite("tsfuser::laid_out", dtypes=CONVERTED, sizes="first", smooth=True, fresh=False)
 def laid_out(b: Builder, self, order: list[int]) -> Value:
-    """`self` with its dims in that `order` in memory, outermost first, where it has as many"""
+    """`self` with its dims in that `order` in memory, outermost first; as it is if it has another rank"""
     if len(order) != len(self.dims):
         return self
     return b.laid_out(b.pointwise("copy", (self,), self.dtype, layouts=()), order)

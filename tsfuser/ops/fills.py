@@ -36,9 +36,9 @@ define("number_for", "convert<{ctype}>({1})", cheap=True)
     needs_kernel=True,
 )
 def filled(b: Builder, self, dims: list, counts: list, ends: list, numbers: list) -> Value:
-    """`self` with numbers in parts of it: of each part so many slices, a dim and two ends each"""
+    """`self` with numbers in parts of it. A part is given by slices: for each slice a dim and two ends"""
     if len(counts) != len(numbers) or sum(counts) != len(dims) or len(ends) != 2 * len(dims):
-        raise Refusal("the parts that are filled, and their slices, are not as many as the numbers")
+        raise Refusal("the numbers of parts, of their slices and of fill values do not agree")
     value, first = b.pointwise("copy", (self,), self.dtype, name="filled"), 0
     for count, number in zip(counts, numbers):
         slices = [(dims[k], *ends[2 * k : 2 * k + 2]) for k in range(first, first + count)]
@@ -79,7 +79,7 @@ def _windows(
 
 
 def _number(b: Builder, self: Value, number: float) -> Value:
-    """The number as an element of `self`: of integers so many of its last bits as they have."""
+    """The number as an element of `self`. Integers keep its lowest bits."""
     dtype = self.dtype
     if dtype.kind == "f":
         value = b.literal(number)

@@ -239,12 +239,13 @@ def one_hot(b: Builder, self, num_classes: int = -1) -> Value:
     return b.contiguous(b.cast(here, INT64))
 
 
-#: Whether an index, which may count from the end, is this place of so many.
+#: Whether an index, which may count from the end, is place {1} of a dim of size {2}.
 define("is_at", "({0} == {1} || {0} == {1} - {2})", cheap=True)
 
 #: The largest number of elements that a group may look at. Above it, eager's sort is faster.
 _LOOKED_AT = {"cpu": 1 << 14, "cuda": 1 << 25}
-#: How many times as many in calls of other sizes than those profiled, before they run unfused.
+#: A call of larger sizes than the profiled one may look at this many times the elements; above, it runs
+#: unfused.
 _GROWN = 32
 
 

@@ -150,7 +150,7 @@ def _constant_pad(b: Builder, self: Value, pad: Sequence[sz.Size], value: Value 
 
 @composite("aten::constant_pad_nd", dtypes=CONVERTED, sizes="padded", symbolic=("pad",), moves=True)
 def constant_pad_nd(b: Builder, self, pad: list, value=None) -> Value:
-    """`self` with so many elements of `value` before and behind each of its last dims"""
+    """`self`, padded with `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)
 
 
@@ -167,5 +167,5 @@ def constant_pad_nd(b: Builder, self, pad: list, value=None) -> Value:
     "aten::pad", dtypes=CONVERTED, sizes="padded", symbolic=("pad",), only={"mode": "constant"}, moves=True
 )
 def pad_(b: Builder, self, pad: list, mode: str = "constant", value=None) -> Value:
-    """`self` with so many elements of `value` before and behind each of its last dims"""
+    """`self`, padded with `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)

@@ -115,7 +115,7 @@ unary("bitwise_not", "~{0}", dtypes=BOOLEAN + INTEGRAL, boolean="!{0}", cheap=Tr
     dtype_rule="first",
 )
 def round_decimals(b: Builder, self, decimals: int = 0) -> Value:
-    """`self`, rounded to so many decimals"""
+    """`self`, rounded to `decimals` decimals"""
     if decimals == 0:
         return elementwise(b, "round", (self,))
     if abs(decimals) > _MOST_PLACES:

@@ -135,8 +135,8 @@ def seeded_dropout(b: Builder, self, seed, stream: int, p, order: list) -> Value
 # Not fresh: outside of groups it is the mask.
 @composite("tsfuser::dropout_seed", dtypes=BOOLEAN, sizes="own", fresh=False, secret_view=True)
 def dropout_seed(b: Builder, mask) -> Value | Seed:
-    """What `dropout_mask` makes the `mask` of a dropout of again: on CUDA the seed of its random numbers,
-    where they are drawn in the same group and the backward can draw them again; else the mask"""
+    """The operand from which `dropout_mask` makes the mask of a dropout again: on CUDA the seed of its random
+    numbers, if the same group draws them and the backward can draw them again; else the mask itself"""
     return b.seed_of(mask) or mask
 
 

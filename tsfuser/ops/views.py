@@ -271,10 +271,10 @@ def reshaped(b: Builder, name: str, self: Value, sizes: Sequence[sz.Size], copie
 
 
 def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: list[int], copies: bool) -> Value:
-    """`self` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many
-    elements in dims of the given sizes, also not 1; `places` says which of the latter each dim of the result
-    is, -1 for those of size 1. Where dims are only split, or memory is walked as one, axes of its own leave
-    those of all else as they are; else the loops become those of both shapes."""
+    """`self` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to dims of the
+    given sizes, also not 1, with the same number of elements; `places` says which of the latter each dim of
+    the result is, -1 for those of size 1. Where dims are only split, or memory is walked as one, axes of its
+    own leave those of all else as they are; else the loops become those of both shapes."""
     layout, merged = b.layout(self), [pair for old, _ in pieces for pair in zip(old, old[1:])]
     walks = all(
         b.call.decide(sz.eq(layout.strides[i], layout.strides[j] * layout.sizes[j])) for i, j in merged

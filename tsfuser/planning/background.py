@@ -52,7 +52,7 @@ class _Job:
         return self._planned.is_set() and all(kernel.done() for kernel in self._kernels)
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it is done within so many seconds; None: it will be."""
+        """Waits at most `seconds`, None: for ever. Whether it is done."""
         begun = time.monotonic()
         if not self._planned.wait(seconds):
             return False

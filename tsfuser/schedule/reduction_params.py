@@ -174,7 +174,7 @@ def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool)
 
 def _across(cells: Size, most: Size, params: ReductionParams) -> Size:
     """Threads along `cells` accesses, at most `most`. A power of two where threads along x combine, or rows
-    are short, so that the rows of a warp combine in it; else as many as leave the fewest idle."""
+    are short, so that the rows of a warp combine in it; else the number that leaves the fewest idle."""
     lanes = sz.minimum(sz.nextpow2(cells), most)
     if params.inner:
         return lanes

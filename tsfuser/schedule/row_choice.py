@@ -127,7 +127,7 @@ def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: in
     If lengths vary, a kernel serves all lengths between two powers of two: on an H200 it takes up to a third
     longer than a kernel for one length."""
 
-    def held(threads: int) -> int:  # by each of so many threads of a row
+    def held(threads: int) -> int:  # vectors of a thread, if a row has `threads` threads
         each = sz.ceildiv(vectors, threads)
         return call.decide(sz.minimum(sz.nextpow2(each), most) if call.varies else bucket(each))
 

@@ -124,8 +124,8 @@ def _over_rows(
 def _over_rows_apart(
     schedule: Schedule, outer: list[str], loops: list[str], apart: tuple[str, ...], down: Size, parts: Size
 ) -> Schedule:
-    """`_over_rows` where rows along the loops `apart` have columns of their own: a block has `down` of those,
-    and goes over one of so many `parts` of the rows that are added up to them."""
+    """`_over_rows` where rows along the loops `apart` have columns of their own: a block has `down` of those
+    rows, and goes over one of the `parts` parts of the rows that are added up to their columns."""
     added = [x for x in outer if x not in apart]
     schedule = schedule.reorder(*apart, *added, "tx", *loops)
     own, row = apart[0], added[0]

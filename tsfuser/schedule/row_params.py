@@ -88,8 +88,8 @@ def multiprocessors_of_cluster(machine: Machine) -> int:
 
 def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
     """Blocks (or sets of cooperative blocks) over which all rows are distributed: as many as run at the same
-    time, if each gets at least two iterations. Where some rows have columns of their own, over so many blocks
-    those rows are distributed that are added up to one row of columns."""
+    time, if each gets at least two iterations. Where some rows have columns of their own, it is the number of
+    blocks for the rows that are added up to one row of columns."""
     if rows.apart:
         _, down = block_shape(rows.length, params, machine)
         stripes = sz.ceildiv(rows.count_apart, down)

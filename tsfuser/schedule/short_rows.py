@@ -28,7 +28,7 @@ from .pointwise import is_wide, row_alignment, window_alignment
 from .proposal import Proposal, Stage
 
 LONGEST = 8  # elements of a short row
-BUSY = 2  # a device has enough threads if it has places for so many times as many
+BUSY = 2  # a device has enough threads if they fill 1 / BUSY of its places
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..ir.symbols import COSTLY, find
 from ..ir.values import Window
 from .records import Buffer
 
-FEWER = 8  # the reader has at least so many times as many elements
+FEWER = 8  # elements of the reader over elements of the table, at least
 MOST_TABLES = 8  # at a time: each is an argument of the kernels that read it, and takes registers
 WORTH_A_TABLE = 1 << 21  # elements of the reader: to compute as many sines takes as long as a launch
 

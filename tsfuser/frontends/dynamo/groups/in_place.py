@@ -112,7 +112,7 @@ def _store(
     possible: dict[object, tuple[_Place, ...]],
 ) -> list[Update]:
     """Makes the group store as many of these values as it can in one kernel; returns the updates that are
-    complete with that."""
+    complete then."""
     before = group.g("Subgraph").copy()
     count = group.inputsSize()
     # equal groups share a kernel, in whatever order their updates come
@@ -141,8 +141,8 @@ def _store(
 
 
 def _possible(subgraph: Graph, places: tuple[_Place, ...], args: tuple) -> tuple[_Place, ...]:
-    """The places to which a group with such arguments can store: all of them, or as many as can be added one
-    after the other."""
+    """The places to which a group with such arguments can store: all of them, or those that can be added
+    one after the other."""
     if not is_refused(_storing(subgraph, places), args):
         return places
     found: tuple[_Place, ...] = ()

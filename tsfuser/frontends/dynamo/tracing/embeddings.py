@@ -92,7 +92,7 @@ def _wide(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _added(source: torch.Tensor, indices: torch.Tensor, rows: Any, padding: int, dtype: torch.dtype) -> Any:
-    """New zeros of so many rows, to which those of the source are added that are not for the padding."""
+    """New zeros of `rows` rows, plus the rows of the source but those for the padding."""
     if padding >= 0:
         source = source.masked_fill((indices == padding).unsqueeze(-1), 0)
     count, width = prod(indices.shape), source.shape[-1]
