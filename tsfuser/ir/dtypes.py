@@ -55,11 +55,6 @@ class DType:
         return self.kind == "c"
 
     @property
-    def is_integral(self) -> bool:
-        """Integer, bool excluded."""
-        return self.kind == "i"
-
-    @property
     def is_unsigned(self) -> bool:
         """Integer without negative numbers."""
         return self.kind == "i" and self.name.startswith("uint")
