@@ -76,6 +76,7 @@ def test_compiled_calls_wait_for_nothing(device, held, how):
         "fuser": lambda: tsfuser.fuser(background=True),
         "variable": lambda: options.override(compile="background"),
     }.get(how, contextlib.nullcontext)
+    nnc = torch._C._jit_texpr_fuser_enabled()
     if how == "enable":
         tsfuser.enable(background=True)
     try:
@@ -95,6 +96,7 @@ def test_compiled_calls_wait_for_nothing(device, held, how):
         if how == "enable":
             tsfuser.enable(background=False)
             tsfuser.disable()
+            torch._C._jit_set_texpr_fuser_enabled(nnc)
             options.state.background = options.state.enabled = None
     assert set(tsfuser.stats()["fallbacks"]) == {REASON}
 

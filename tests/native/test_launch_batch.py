@@ -71,21 +71,17 @@ def launches(native, f, given):
 
 @pytest.mark.parametrize("negated", [False, True])
 def test_the_calls_of_a_batch_are_one_launch(native, kernels, negated):
-    """Where the operands are intermediate results, their memory is free once all are launched, not before.
-    Such a result may lie at an address of another alignment than before, which makes the call a new one."""
+    """Where the operands are intermediate results, their memory is free once all are launched, not before."""
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args))
     f = batch_of_groups(ADD, negated)
     counts = []
-    for _ in range(500 if negated else 3):
-        if negated and 2 in counts:
-            break
+    for _ in range(3):
         given = pairs()
         found, count = launches(native, f, given)
         for (a, b), c in zip(given, found):
             assert torch.equal(c, b - a if negated else a + b)
         counts.append(count)
-    assert counts[0] == len(SIZES) and min(counts) == 2
-    assert negated or counts == [len(SIZES), 2, 2]
+    assert counts == [len(SIZES), 2, 2]
     assert native.stats()["fallbacks"] == {}
 
 
