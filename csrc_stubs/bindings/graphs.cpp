@@ -117,16 +117,41 @@ std::optional<SettledCopy> joint_program(const GraphPtr& graph) {
 }
 
 // Forward and backward; none of an executor that has not optimised its graph.
-std::vector<std::pair<ExecutorState, ExecutorState>> differentiable_states(torch::jit::Code& code) {
-  const py::gil_scoped_release released;  // as above
+using DifferentiableStates = std::vector<std::pair<ExecutorState, ExecutorState>>;
+
+DifferentiableStates states_in(torch::jit::Code& code) {
   const auto state_of = [](torch::jit::GraphExecutor& executor) {
     return executor.isOptimized() ? ExecutorState(executor.getDebugState()) : std::nullopt;
   };
-  std::vector<std::pair<ExecutorState, ExecutorState>> states;
+  DifferentiableStates states;
   for (const auto& [forward, backward] : differentiable_executors(code)) {
     states.emplace_back(state_of(*forward), state_of(*backward));
   }
   return states;
+}
+
+DifferentiableStates differentiable_states(torch::jit::Code& code) {
+  const py::gil_scoped_release released;  // as above
+  return states_in(code);
+}
+
+// Of a graph that is a call of a program with joint graphs: whether its last call may have recorded
+// gradients, the graph that such calls run, and the states of the differentiable graphs in it.
+using ShownProgram = std::tuple<bool, GraphPtr, DifferentiableStates>;
+
+std::optional<ShownProgram> joint_shown(const GraphPtr& graph) {
+  const py::gil_scoped_release released;  // as above
+  const JointProgram* program = joint_program_of(*graph);
+  if (!program) {
+    return std::nullopt;
+  }
+  const JointProgram::Shown shown = program->shown();
+  DifferentiableStates states;
+  for (torch::jit::Code* code : shown.codes) {
+    const DifferentiableStates own = states_in(*code);
+    states.insert(states.end(), own.begin(), own.end());
+  }
+  return ShownProgram{program->has_recorded(), shown.graph, states};
 }
 
 }  // namespace
@@ -203,6 +228,10 @@ void bind_graphs(py::module_& m) {
   m.def("joint_program", &joint_program,
         "Of a graph that is a call of a program with joint graphs: (the executor state without gradients, "
         "None where that has optimised nothing; the program with regions). None for others.");
+  m.def("joint_shown", &joint_shown,
+        "Of a graph that is a call of a program with joint graphs: (whether its last call may have recorded "
+        "gradients; the graph that such calls run; the executor states, forward and backward, of the "
+        "differentiable graphs in it). None for others.");
   m.def("use_joint_functions", &use_joint_functions,
         "Whether training goes by joint graphs, experimentally; returns the state before.");
   m.def("last_copy", &last_copy,

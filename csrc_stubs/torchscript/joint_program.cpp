@@ -9,7 +9,6 @@
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/settled_branches.h"
-#include "torchscript/weight_casts.h"
 
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
@@ -42,20 +41,6 @@ std::atomic<bool> switched_on{false};
 c10::Symbol held_name() {
   static const auto name = c10::Symbol::attr("joint_program");
   return name;
-}
-
-// What stands between ops of one run without need: branches that raise, counters of batch norms, ops in
-// place; and the casts of weights, which one op makes.
-void join_runs(GraphPtr& graph) {
-  const Node* first = *graph->nodes().begin();
-  inline_checked_branches(*graph, first);
-  fold_products(*graph, first);
-  check_batches(*graph, first);
-  defer_counts(*graph, first);
-  make_functional(*graph, first);
-  cast_weights_together(*graph, first);
-  torch::jit::ConstantPropagation(graph);
-  torch::jit::LowerSimpleTuples(graph);
 }
 
 // Has readers of the node's results read `result`, or its items where it is a tuple.
@@ -92,7 +77,9 @@ void call_regions(Graph& graph) {
 
 GraphPtr outlined(Graph& graph) {
   GraphPtr copy = graph.copy();
-  join_runs(copy);
+  prepare_for_regions(*copy);
+  torch::jit::ConstantPropagation(copy);
+  torch::jit::LowerSimpleTuples(copy);
   GraphPtr made;
   with_callback(regions_callback(), "the program is no graph", [&](const py::object& outline) {
     const py::object result = outline(copy);
@@ -136,7 +123,9 @@ bool JointProgram::may_record_gradients(at::ArrayRef<c10::IValue> arguments) con
 }
 
 bool JointProgram::call(Stack& stack, std::optional<size_t> bail_out, Run run) {
-  if (may_record_gradients(torch::jit::last(stack, num_inputs()))) {
+  const bool records = may_record_gradients(torch::jit::last(stack, num_inputs()));
+  has_recorded_.store(records, std::memory_order_relaxed);
+  if (records) {
     run(*code_);
     return true;
   }
@@ -152,6 +141,26 @@ std::vector<JointFunction::PackedGraph> JointProgram::packed() const {
     }
   }
   return found;
+}
+
+JointProgram::Shown JointProgram::shown() const {
+  Shown made{outlined_->copy(), {}};
+  Walk walk(*made.graph);
+  for (Node* node : walk) {
+    const JointFunction* region = region_of(node);
+    const auto packed = region ? region->packed() : std::vector<JointFunction::PackedGraph>{};
+    if (packed.empty()) {
+      continue;
+    }
+    made.codes.push_back(packed.back().code);
+    const torch::jit::WithInsertPoint before(node);
+    const auto results = torch::jit::insertGraph(*made.graph, *packed.back().graph, node->inputs().slice(1));
+    node->output()->replaceAllUsesWith(results.at(0));
+    Node* function = node->input(0)->node();
+    walk.destroy(node);
+    walk.destroy(function);
+  }
+  return made;
 }
 
 std::vector<torch::jit::GraphFunction*> JointProgram::plain_functions() const {

@@ -21,6 +21,7 @@
 
 #include <ATen/core/stack.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -48,6 +49,14 @@ class JointProgram final : public OwnedFunction {
   // The program's own.
   torch::jit::GraphFunction* plain() const { return plain_.get(); }
   const std::shared_ptr<torch::jit::Graph>& outlined() const { return outlined_; }
+  struct Shown {
+    std::shared_ptr<torch::jit::Graph> graph;
+    std::vector<torch::jit::Code*> codes;  // of the packed graphs in it, in order
+  };
+  // The same with the packed graphs of the regions, of each the last one.
+  Shown shown() const;
+  // Whether the last call may have recorded gradients.
+  bool has_recorded() const { return has_recorded_.load(); }
 
  private:
   bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
@@ -56,6 +65,7 @@ class JointProgram final : public OwnedFunction {
   const std::shared_ptr<torch::jit::Graph> outlined_;
   std::vector<AttributePath> attributes_;  // tensors of modules
   std::unique_ptr<torch::jit::Code> code_;
+  std::atomic<bool> has_recorded_{false};
 };
 
 // The step of torchscript/prepare.cpp, where it is switched on. Whether the graph is one node now.

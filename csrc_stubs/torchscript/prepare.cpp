@@ -52,31 +52,34 @@ void show_writes(Graph& graph, const Node*) {
 struct Step {
   const char* name;
   void (*run)(Graph& graph, const Node* first);
+  // Whether programs get it, too, before joint graphs differentiate their regions (joint_program.h): what
+  // saves copies and launches, and what makes runs of ops longer. The others are for torch's autodiff.
+  bool for_regions = false;
 };
 
 constexpr Step kSteps[] = {
     // First of all: many look at a block at a time.
-    {"inline_checked_branches", inline_checked_branches},
+    {"inline_checked_branches", inline_checked_branches, true},
     // Anywhere: what it changes are numbers only.
-    {"fold_products", fold_products},
+    {"fold_products", fold_products, true},
     // Behind it.
-    {"check_batches", check_batches},
+    {"check_batches", check_batches, true},
     // Before the ops in place, of which it takes some.
-    {"defer_counts", defer_counts},
+    {"defer_counts", defer_counts, true},
     // Before all that look at joins, and before what asks which tensors a list may hold.
-    {"part_grown_lists", part_grown_lists},
+    {"part_grown_lists", part_grown_lists, true},
     // First of those that look at readers: what hands its operand on would hide who else reads, or made,
     // what the others look at.
-    {"hand_through", hand_through},
+    {"hand_through", hand_through, true},
     // Before what looks at readers: the checks are some.
     {"hide_dtype_checks", hide_dtype_checks},
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
-    {"make_functional", make_functional},
+    {"make_functional", make_functional, true},
     // Before the next one, which takes what is left.
-    {"fill_parts_at_once", fill_parts_at_once},
+    {"fill_parts_at_once", fill_parts_at_once, true},
     // Behind the ops in place, of which it makes more.
-    {"fill_numbers", fill_numbers},
+    {"fill_numbers", fill_numbers, true},
     // Behind the ops in place: one that is functional hides no write. Before all that asks what is written.
     {"show_writes", show_writes},
     // The same of statistics.
@@ -84,7 +87,7 @@ constexpr Step kSteps[] = {
     // Behind the ops in place: it asks what is written to.
     {"drop_whole_slices", drop_whole_slices},
     // Behind the ops in place: it asks what is written to.
-    {"copy_parts_alone", copy_parts_alone},
+    {"copy_parts_alone", copy_parts_alone, true},
     // Behind the ops in place, too.
     {"copy_as_convolutions_read", copy_as_convolutions_read},
     // Behind the ops in place: it asks what is written to. Before what asks for sizes early, as of joins.
@@ -99,7 +102,7 @@ constexpr Step kSteps[] = {
     // be in a group with the sum. Before the casts of weights, as a group casts the bias itself.
     {"add_biases_late", add_biases_late},
     // Behind the ops in place: it leaves out what one of them may write to.
-    {"cast_weights_together", cast_weights_together},
+    {"cast_weights_together", cast_weights_together, true},
     // Behind all that makes nodes for autodiff: these ask which nodes it takes, as they are by now.
     {"write_differentiable_forms", write_differentiable_forms},
     {"keep_views_apart", keep_views_apart},
@@ -129,6 +132,14 @@ void prepare_for_profiling(Graph& graph, const Node* first) {
   } catch (...) {
     before.restore();
     pass_failed(running, graph);
+  }
+}
+
+void prepare_for_regions(Graph& graph) {
+  for (const Step& step : kSteps) {
+    if (step.for_regions) {
+      step.run(graph, *graph.nodes().begin());
+    }
   }
 }
 

@@ -16,6 +16,8 @@ namespace tsfuser {
 
 // Once a graph, at the first node that torch asks about (prepare.cpp).
 void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* first);
+// Those of its steps that a program gets before joint graphs differentiate its regions (joint_program.cpp).
+void prepare_for_regions(torch::jit::Graph& graph);
 // The names of its steps, in order.
 std::vector<std::string> preparing_steps();
 

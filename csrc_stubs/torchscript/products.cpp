@@ -69,10 +69,11 @@ std::optional<Product> product_of(const Node* loop) {
   return Product{sizes, first};
 }
 
-// What the program may change between the loop's count and its end: `aten::size` has made the list, for
-// readers only.
+// What the program may change between the loop's count and its end: `aten::size`, or a sum of lists, has
+// made the list, for readers only.
 bool has_only_readers(const Value* sizes) {
-  if (sizes->node()->kind() != c10::aten::size) {
+  const auto maker = sizes->node()->kind();
+  if (maker != c10::aten::size && maker != c10::aten::add) {
     return false;
   }
   for (const torch::jit::Use& use : sizes->uses()) {

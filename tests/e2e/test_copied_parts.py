@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.support import all_graphs, assert_matches, fresh, incoming_gradient, kinds
 from tsfuser.frontends.torchscript import passes
 
@@ -149,7 +150,10 @@ def test_a_graph_may_be_retained_and_differentiated_again():
             first, again = (
                 torch.autograd.grad(out, x, incoming_gradient(out), retain_graph=True)[0] for _ in range(2)
             )
-            assert torch.equal(first, again)
+            if by_joint_graphs():  # the first of them profiles the part of the backward that this takes
+                torch.testing.assert_close(first, again, rtol=1e-4, atol=1e-4)
+            else:
+                assert torch.equal(first, again)
             (slope,) = torch.autograd.grad(out, x, incoming_gradient(out), create_graph=True)
             results.append(torch.autograd.grad(slope.square().sum(), x)[0])
     expected, found = results

@@ -95,6 +95,15 @@ def test_a_list_of_given_tensors_is_made_outside():
     assert regions == [["aten::mul", "aten::sin"]]
 
 
+def test_products_of_sizes_are_no_region():
+    kinds, regions = outlined("""graph(%x : Tensor, %n : int):
+  %0 : int = aten::mul(%n, %n)
+  %1 : int = aten::mul(%0, %n)
+  %2 : int = aten::add(%1, %n)
+  return (%2)""")
+    assert kinds == ["aten::mul", "aten::mul", "aten::add"] and not regions
+
+
 def test_blocks_have_regions_of_their_own():
     kinds, regions = outlined("""graph(%x : Tensor, %c : bool):
   %y : Tensor = prim::If(%c)
@@ -299,6 +308,23 @@ def test_a_call_of_python_between_regions():
         assert packed(scripted) == 2
 
 
+def test_the_graph_that_ran_last_is_shown_with_all_regions():
+    def called(x: Tensor, w: Tensor):
+        h = doubled(torch.hypot(x, w).sin())
+        return h.cos() * w
+
+    scripted, w = fresh(called), torch.linspace(1, 2, 6)
+    with tsfuser.fuser():
+        for _ in range(4):
+            for x in (torch.ones(6), torch.ones(6).requires_grad_()):
+                scripted(x, w)
+                last = torch.jit.last_executed_optimized_graph()
+        assert len(last.findAllNodes(PACKED, True)) == len(scripted.graph_for(x, w).findAllNodes(PACKED)) == 2
+        scripted(torch.ones(6), w)
+        last = torch.jit.last_executed_optimized_graph()
+    assert not last.findAllNodes(PACKED, True) and "aten::cos" in str(last)
+
+
 # ---- results that share memory
 
 
@@ -403,6 +429,22 @@ def test_autocast(kind, device):
             torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
             torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1)
         assert packed(scripted)
+
+
+def test_a_group_norms_check_of_its_batch_parts_no_region():
+    """It multiplies the items of a sum of lists in a loop."""
+    module = nn.Sequential(nn.Tanh(), nn.GroupNorm(4, 4), nn.Tanh())
+    scripted = torch.jit.script(copy.deepcopy(module))
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got, want = (torch.autograd.grad(m(x).square().sum(), x)[0] for m in (scripted, module))
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            module(torch.randn(1, 4, 1))
+        with pytest.raises(torch.jit.Error, match="more than 1 value per channel"):
+            scripted(torch.randn(1, 4, 1, requires_grad=True))
+    assert packed(scripted) == 1
 
 
 def test_casts_that_the_graph_does_not_show():

@@ -85,6 +85,17 @@ def rms_norm(input, normalized_shape, weight, eps):
     return _cast(scaled if weight is None else scaled * weight, dtype)
 
 
+@expansion("aten::instance_norm")
+def instance_norm(
+    input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
+):
+    """Eager saves no weight, but a copy for each sample."""
+    if weight is None or weight.value.node().kind() == "aten::clone":
+        return None
+    given = (bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)
+    return input.writer("aten::instance_norm", input, weight.clone(), *given)
+
+
 @expansion("aten::batch_norm")
 def batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     if (input.facts.rank or 0) < 2:

@@ -7,6 +7,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
   note_eager        before equal ops are one: eager's derivative of x / y computes x / y again, and saves x
                     and y, though a result of the forward equals that
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
+  copy_inputs       behind note_eager: it asks what eager saves; before the cut, which chooses
   write_norms       behind it: an op that reads a norm twice is one by now
   note_types        of the nodes that these have written, as the cut counts bytes
   cut               behind all that changes what the backward reads
@@ -38,6 +39,7 @@ from ..graph.wrapper import (
     use_count,
 )
 from ..ops import without_row
+from .copies import copy_inputs
 from .cut import cut
 from .divide import Cut, Written
 from .example_types import note_types
@@ -82,6 +84,11 @@ def _note_written(work: Work) -> None:
 
 def _note_eager(work: Work) -> None:
     work.by_eager = Roles(work.joint).read_directly()
+
+
+def _copy_inputs(work: Work) -> None:
+    if not work.keep_inputs:
+        work.written.extend(copy_inputs(work.joint, work.by_eager))
 
 
 def _cut(work: Work) -> None:
@@ -133,6 +140,7 @@ PASSES = (
     Pass("note_types", lambda work: note_types(work.joint.graph)),
     Pass("note_eager", _note_eager),
     Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
+    Pass("copy_inputs", _copy_inputs),
     _write(write_norms),
     Pass("note_types", _note_written),
     Pass("cut", _cut),

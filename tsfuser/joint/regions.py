@@ -125,6 +125,8 @@ def _is_list(value: Value) -> bool:
 
 
 def _counts(node: Node) -> bool:
+    if not any(map(_holds_tensors, outputs(node))):  # a product of sizes
+        return False
     return node.kind() in RULES.keys() | EXPANSIONS.keys() and viewed(node) is None
 
 

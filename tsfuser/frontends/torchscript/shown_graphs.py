@@ -43,29 +43,32 @@ def install() -> None:
 
 def graph_for(method: Any, parent: Any, *args: Any, **kwargs: Any) -> torch._C.Graph:
     """The graph that the call `method(*args, **kwargs)` of `parent` runs."""
-    graph = _graph_for(method, parent, *args, **kwargs)
-    if _may_train(parent, args, kwargs) and (packed := _packed(parent)):
-        return packed[-1]
+    graph, trains = _graph_for(method, parent, *args, **kwargs), _may_train(parent, args, kwargs)
     settled = _settled(parent, graph)
     if settled is None:
-        return _without_gradients(graph)
+        shown = _of_program(graph, trains)
+        packed = _packed(parent) if shown is graph and trains else []
+        return packed[-1] if packed else shown
     found = _C.copy_for_arguments(settled, method, args, kwargs)
     for _ in range(CALLS):
         if found is not None and found[0] is not None:
             break
         method(*args, **kwargs)
         found = _C.copy_for_arguments(settled, method, args, kwargs) or _C.last_copy(settled)
-    return _shown(found, graph)
+    return _shown(found, graph, trains)
 
 
-def last_executed() -> torch._C.Graph:
+def last_executed() -> torch._C.Graph | None:
     """The graph that this thread ran last."""
     graph = _last_executed()
-    return _shown(_C.last_copy(graph), graph) if graph is not None and _C.is_settled(graph) else graph
+    if graph is None:
+        return None
+    return _shown(_C.last_copy(graph), graph) if _C.is_settled(graph) else _of_program(graph)
 
 
 def _packed(parent: Any) -> list[torch._C.Graph]:
-    """The graphs that joint graphs have been made of (joint_door.py), with what their executors have made."""
+    """The graphs that joint graphs have been made of (joint_door.py), with what their executors have made:
+    of programs that torch calls where a check of gradients fails."""
     state = parent.get_debug_state() if hasattr(parent, "get_debug_state") else None
     plans = list(state.execution_plans.values()) if state is not None else []
     found = []
@@ -83,8 +86,16 @@ def _may_train(parent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     return torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in items)
 
 
-def _without_gradients(graph: torch._C.Graph) -> torch._C.Graph:
-    """What runs without gradients where the graph is a call of a program with joint graphs."""
+def _of_program(graph: torch._C.Graph, trains: bool | None = None) -> torch._C.Graph:
+    """What runs where the graph is a call of a program with joint graphs. `trains`: whether the call may
+    record gradients; None for the last one."""
+    found = _C.joint_shown(graph)
+    if found is None:
+        return graph
+    has_recorded, shown, states = found
+    if has_recorded if trains is None else trains:
+        _show_forwards(shown, states)
+        return shown
     program = _C.joint_program(graph)
     state = program[0] if program is not None else None
     plans = list(state.execution_plans.values()) if state is not None else []
@@ -100,8 +111,8 @@ def _settled(parent: Any, shown: torch._C.Graph) -> torch._C.Graph | None:
     return plans[0].graph if len(plans) == 1 and _C.is_settled(plans[0].graph) else None
 
 
-def _shown(found: tuple | None, otherwise: torch._C.Graph) -> torch._C.Graph:
-    """The graph of a copy, with those of its differentiable graphs."""
+def _shown(found: tuple | None, otherwise: torch._C.Graph, trains: bool | None = None) -> torch._C.Graph:
+    """The graph of a copy, with those of its differentiable graphs. `trains`: that of `_of_program`."""
     if found is None:
         return otherwise
     state, graph = found
@@ -109,7 +120,7 @@ def _shown(found: tuple | None, otherwise: torch._C.Graph) -> torch._C.Graph:
     if len(plans) != 1:
         return graph
     if _C.joint_program(plans[0].graph) is not None:
-        return _without_gradients(plans[0].graph)
+        return _of_program(plans[0].graph, trains)
     graph = plans[0].graph.copy()
     _show_forwards(graph, _C.differentiable_states(plans[0].code))
     return graph
