@@ -115,13 +115,11 @@ def extension_build() -> dict:
             extension.sources = [*extension.sources, str(interface(self))]
             super().build_extension(extension)
 
-    # -fopenmp when compiling makes at::parallel_for parallel; not when linking, so that torch's own OpenMP
-    # serves it.
     extension = CppExtension(
         "tsfuser._C",
         sorted(path.as_posix() for path in SOURCES.glob("*/*.cpp")),
         include_dirs=[str(SOURCES.resolve())],
-        extra_compile_args=["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", "-Wall", *given_flags()],
+        extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-Wall", *given_flags()],
         extra_link_args=cpp_runtime(),
         depends=sorted(str(path) for pattern in ("*/*.h", "*/*.cpp") for path in SOURCES.glob(pattern)),
     )

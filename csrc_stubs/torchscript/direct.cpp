@@ -376,7 +376,7 @@ void DirectGraph::note_what_is_saved(const Node& node) {
   outputs_ = next;
   for (const int64_t j : node.is(c10::attr::df_input_vjps)) {
     gradients_.push_back(numbers[j]);
-    result_gradients_ += j < results_;
+    result_gradients_ += static_cast<size_t>(j) < results_;
   }
   differentiated_ = node.is(c10::attr::df_output_vjps);
   size_t position = 0;
