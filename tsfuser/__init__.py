@@ -12,7 +12,11 @@ from pathlib import Path as _Path
 
 import torch
 
+from . import interface
 from .version import __version__
+
+if _missing := interface.missing(_Path(__file__).parent):
+    raise ImportError(_missing)
 
 try:
     from . import _C
@@ -26,8 +30,6 @@ except ImportError as error:
         "that is built for this torch, or build it again, by `pip install --no-build-isolation .` in "
         "tsfuser's folder"
     ) from error
-
-from . import interface
 
 if _mistake := interface.mistake(getattr(_C, "interface", None), _Path(__file__).parent):
     raise ImportError(_mistake)

@@ -2,6 +2,7 @@
 process of its own."""
 
 import shutil
+import sys
 
 from kit.support import ROOT, run_python
 
@@ -223,4 +224,19 @@ def test_an_extension_of_other_sources_is_one_sentence(tmp_path):
     assert err.splitlines()[-1] == (
         "ImportError: tsfuser's extension was built from other sources than its Python files: build it "
         f"again, by `python setup.py build_ext --inplace` in {tmp_path}"
+    )
+
+
+def test_a_checkout_that_is_not_built_says_so(tmp_path):
+    """As for somebody who installs tsfuser from a clone, and starts Python in that clone."""
+    left_out = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "tsfuser", tmp_path / "tsfuser", ignore=left_out)
+    (tmp_path / "csrc_stubs").mkdir()
+    status, _, err = run_python(tmp_path, "import tsfuser", PYTHONPATH=str(tmp_path))
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert status != 0
+    assert err.splitlines()[-1] == (
+        f"ImportError: {tmp_path / 'tsfuser'} is a checkout, whose extension is not built for Python "
+        f"{python}: build it, by `python setup.py build_ext --inplace` in {tmp_path}; or, if tsfuser is "
+        "installed, start Python in another folder"
     )
