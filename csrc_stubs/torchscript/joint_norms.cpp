@@ -1,4 +1,5 @@
-// Batch norms of joint graphs: torch's, but of a batch without elements, which torch takes for itself.
+// Norms of joint graphs. Batch norms: torch's, but of a batch without elements, which torch takes for
+// itself.
 //
 // `aten::_batch_norm_impl_index` gives no statistics for such a batch, and its derivative no gradient if
 // there is no weight. Here statistics have an element a channel, and the gradient is there, so that ops
@@ -62,6 +63,14 @@ void batch_norm_backward(Stack& stack) {
   torch::jit::push(stack, by_input, by_weight, by_bias);
 }
 
+// The operand in the memory format that `like` has: channels-last, or row-major, as eager's
+// root-mean-square norm gives its result.
+void in_format_of(Stack& stack) {
+  const at::Tensor like = torch::jit::pop(stack).toTensor();
+  const at::Tensor value = torch::jit::pop(stack).toTensor();
+  torch::jit::push(stack, value.contiguous(like.suggest_memory_format()));
+}
+
 }  // namespace
 
 void register_joint_norms() {
@@ -75,7 +84,9 @@ void register_joint_norms() {
            "tsfuser::batch_norm_backward(int impl_index, Tensor input, Tensor grad_output, Tensor? weight, "
            "Tensor? running_mean, Tensor? running_var, Tensor? save_mean, Tensor? save_var_transform, "
            "bool train, float eps, bool[3] output_mask, Tensor reservedSpace) -> (Tensor, Tensor, Tensor)",
-           batch_norm_backward, c10::AliasAnalysisKind::FROM_SCHEMA)});
+           batch_norm_backward, c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::in_format_of(Tensor(a) self, Tensor like) -> Tensor(a)", in_format_of,
+                            c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

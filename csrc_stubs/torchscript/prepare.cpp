@@ -100,7 +100,7 @@ constexpr Step kSteps[] = {
     {"move_convolutions", move_convolutions},
     // Behind that, which looks for what reads a norm. Behind the ops in place: an op that is functional can
     // be in a group with the sum. Before the casts of weights, as a group casts the bias itself.
-    {"add_biases_late", add_biases_late},
+    {"add_biases_late", add_biases_late, true},
     // Behind the ops in place: it leaves out what one of them may write to.
     {"cast_weights_together", cast_weights_together, true},
     // Behind all that makes nodes for autodiff: these ask which nodes it takes, as they are by now.

@@ -37,6 +37,24 @@ def test_the_result_has_the_dtype_of_the_operand(device, dtype, weight):
     assert is_packed(scripted, x, w)
 
 
+def test_the_result_is_row_major_or_channels_last(device):
+    scripted = fresh(scaled)
+    with tsfuser.fuser():
+        for x in (
+            torch.randn(3, 4, 6, 8, device=device),
+            torch.randn(3, 4, 8, 6, device=device).permute(0, 1, 3, 2),
+            torch.randn(3, 8, 4, 6, device=device).permute(0, 2, 3, 1),
+            torch.randn(3, 4, 6, 8, device=device).contiguous(memory_format=torch.channels_last),
+        ):
+            x, w = x.requires_grad_(), torch.rand(8, device=device).requires_grad_()
+            for _ in range(CALLS):
+                y, expected = scripted(x, w), scaled(x, w)
+                found, wanted = (torch.autograd.grad(z.square().sum(), (x, w)) for z in (y, expected))
+            assert y.stride() == expected.stride()
+            torch.testing.assert_close((y, *found), (expected, *wanted), rtol=1e-4, atol=1e-4)
+    assert is_packed(scripted, x, w)
+
+
 def test_an_operand_of_which_eager_saves_a_cast_may_be_written_to():
     """On the CPU."""
     scripted, w = fresh(scaled), torch.ones(8, dtype=torch.bfloat16)

@@ -96,8 +96,11 @@ def compare(module, x, scripted=None, calls=3):
 
 def biased(scripted):
     """Whether each convolution that the program runs has a bias, in order."""
-    graph = all_graphs(scripted)[0]
-    found = [node for kind in ("aten::conv1d", "aten::conv2d") for node in graph.findAllNodes(kind, True)]
+    graphs = all_graphs(scripted)
+    found = [node for graph in graphs for node in graph.findAllNodes("prim::DifferentiableGraph", True)]
+    graphs = [node.g("Subgraph") for node in found if node.hasAttribute("joint")] or graphs[:1]
+    kinds = ("aten::conv1d", "aten::conv2d")
+    found = [node for graph in graphs for kind in kinds for node in graph.findAllNodes(kind, True)]
     return [node.inputsAt(2).type().kind() != "NoneType" for node in found]
 
 
@@ -179,3 +182,8 @@ def test_a_bias_of_another_length_raises(autocast):
             scripted.conv.bias = nn.Parameter(wrong)
             with pytest.raises(RuntimeError, match="expected bias to be 1-dimensional with 4 elements"):
                 scripted(x)
+
+
+def test_joint_graphs_add_it_late_too(autocast, joint_graphs):
+    module = of_own_type()
+    assert biased(compare(module, image(module, "cpu"))) == [False]

@@ -223,6 +223,7 @@ UNLISTED = {
     "tsfuser::group_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::instance_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::rms_norm_backward": "made by autodiff: test_differentiable_norms",
+    "tsfuser::in_format_of": "made by joint graphs: test_joint_norms",
     "tsfuser::index_backward": "made by autodiff: test_index_gradients",
     **{
         f"aten::{name}": "losses: test_class_losses"

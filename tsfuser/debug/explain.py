@@ -131,7 +131,8 @@ class _Plans:
                 outer = (
                     "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
                 )
-                yield self.reader.report(plan.graph, title or outer, seen, forward=title.endswith(_FORWARD))
+                graph = getattr(plan, "whole", None) or plan.graph
+                yield self.reader.report(graph, title or outer, seen, forward=title.endswith(_FORWARD))
             for k, (forward, _) in enumerate(inner, 1):
                 name = f"differentiated part {k}{_FORWARD}"
                 if forward is None:  # it did not run

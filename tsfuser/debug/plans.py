@@ -18,10 +18,13 @@ from .. import _C
 
 
 class Outlined(NamedTuple):
-    """Stands for a plan that is a call of a program with joint graphs: its graph calls the regions."""
+    """Stands for a plan that is a call of a program with joint graphs: its graph calls the regions. `whole`:
+    the same with the packed graph of each region, in the order of those of `code`; None where one has
+    several."""
 
     graph: Any
     code: Any
+    whole: Any = None
 
 
 def plans_of(state: Any) -> Iterator[Any]:
@@ -30,7 +33,9 @@ def plans_of(state: Any) -> Iterator[Any]:
         settled, program = _C.settled_states(plan.graph), _C.joint_program(plan.graph)
         if settled is None and program is None:
             yield plan
-        elif program is not None and _C.joint_graphs(plan.code):
-            yield Outlined(program[1], plan.code)
+        elif program is not None and (packed := _C.joint_graphs(plan.code)):
+            shown = _C.joint_shown(plan.graph)
+            is_whole = shown is not None and len(shown[2]) == len(packed)
+            yield Outlined(program[1], plan.code, shown[1] if is_whole else None)
         for inner in _C.joint_states(plan.code) if settled is None else settled:
             yield from plans_of(inner)

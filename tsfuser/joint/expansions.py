@@ -81,6 +81,7 @@ def rms_norm(input, normalized_shape, weight, eps):
         eps = torch.finfo(getattr(torch, _WIDE.get(dtype, dtype))).eps
     is_one = weight is None or weight.facts.dtype == dtype
     wide = input if is_one and device != "cpu" else _cast(input, _WIDE.get(dtype, dtype))
+    wide = input.writer("tsfuser::in_format_of", wide, input)
     scaled = wide * ((wide**2).mean(dims, True) + eps).rsqrt()
     return _cast(scaled if weight is None else scaled * weight, dtype)
 
@@ -160,7 +161,17 @@ def _cast_by_autocast(self, kind, flags):
     return self if target is None else self.writer("aten::to", self, target, False, False)
 
 
-# ---- poolings
+# ---- convolutions, poolings
+
+
+@expansion("tsfuser::bias_or_zero")
+def bias_or_zero(bias, like, dims):
+    """Has the weight of the convolution, not its result, say how many channels there are."""
+    convolution = like.value.node()
+    if bias is None or not convolution.kind().startswith("aten::conv"):
+        return None
+    weight = Term(like.writer, convolution.inputsAt(1))
+    return bias.writer("tsfuser::bias_or_zero", bias, weight, dims + 1)
 
 
 @expansion("aten::max_pool2d")

@@ -13,7 +13,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import DTYPES
 from ..ir.fusion import Axis, Value
-from ..ir.layout import Layout, contiguous, is_contiguous, is_packed_channels_last
+from ..ir.layout import Layout, contiguous, is_channels_last, is_contiguous, is_packed_channels_last
 from ..ir.rematerialize import rematerialized
 from ..ir.symbols import define
 from ..ir.views import read_as, regrouped, through_memory, view
@@ -79,6 +79,13 @@ def in_order(b: Builder, self, memory_format: int = 0) -> Value:
     else:
         raise Refusal("contiguous in a memory format for another number of dims is an error in eager")
     return _permuted(b, "contiguous", self, range(rank)) if there else clone(b, self, memory_format)
+
+
+@composite("tsfuser::in_format_of", dtypes=CONVERTED, sizes="first", moves=True, asked="like")
+def in_format_of(b: Builder, self, like) -> Value:
+    """`self` in channels-last where `like` is, else row-major"""
+    memory_format = {4: 2, 5: 3}[len(self.dims)] if is_channels_last(b.call, b.layout(like)) else 0
+    return in_order(b, self, memory_format)
 
 
 @composite("aten::transpose", "int", dtypes=CONVERTED, sizes="swapped", autodiff_excludes=True, moves=True)

@@ -94,7 +94,15 @@ def cast(grad, self):
     return grad if device == grad.facts.device else grad.to(torch.device(device), None, False, False)
 
 
-@rule("aten::frac", "aten::positive", "aten::clone", "aten::contiguous", "aten::alias", "tsfuser::rounded")
+@rule(
+    "aten::frac",
+    "aten::positive",
+    "aten::clone",
+    "aten::contiguous",
+    "aten::alias",
+    "tsfuser::rounded",
+    "tsfuser::in_format_of",
+)
 def unchanged(grad):
     return grad
 

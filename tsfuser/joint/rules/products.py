@@ -114,6 +114,11 @@ def conv_transpose(grad, input, weight, bias, stride, padding, output_padding, g
     return _convolution(grad, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
+@rule("tsfuser::bias_or_zero", of="bias")
+def bias_or_zero(grad):
+    return grad
+
+
 @rule("aten::avg_pool2d", "aten::avg_pool3d")
 def avg_pool(grad, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     kind = f"aten::avg_pool{len(structural(kernel_size, 'a window'))}d_backward"
