@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
+from kit.derivatives import built
 from kit.joint_calls import is_packed, leaves
 from kit.support import fresh, groups, script
 from tsfuser import options
@@ -371,3 +372,9 @@ def test_a_program_that_begins_with_a_loop_that_writes_to_a_list():
 
     scripted, (x,) = fresh(f), leaves((4, 4))
     assert_as_eager(scripted, f, (x,), 3)
+
+
+def test_a_number_makes_no_operand_larger():
+    """So its gradient is not summed, for which it would be asked for its sizes."""
+    joint = built(lambda x, w: (x * 2.0 + w).div(3.0), [torch.rand(2, 3), torch.rand(3)], (True, True))[1]
+    assert len(joint.graph.findAllNodes("aten::_grad_sum_to_size")) == 2  # of the sum's operands

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.support import assert_matches, fresh, kinds, no_fallback, script
 from tsfuser.frontends.torchscript import passes
 
@@ -78,7 +79,8 @@ def check_both_orders(scripted, eager, tensors, moving):
     """A softmax is computed again, and first and second derivatives of float64 are eager's."""
     with tsfuser.fuser(), passes.watching() as seen:
         first = [first_order(scripted, tensors, moving) for _ in range(4)][-1]
-        assert computed(seen) >= 1
+        # a joint graph keeps it where a mask is large beside it
+        assert computed(seen) >= (0 if by_joint_graphs() else 1)
         second = [second_order(scripted, tensors, moving) for _ in range(5)][-1]
     want = second_order(eager, tensors, moving)
     for mine, theirs in zip([*first, *second], [*want[: len(moving)], *want]):

@@ -95,6 +95,10 @@ ALLOWED = {
         "native_layer_norm batch_norm to",
         "the norms that it writes out, and the nodes that it makes",
     ),
+    "tsfuser/joint/results.py": (
+        "relu6 hardtanh softplus hardtanh_backward softplus_backward",
+        "activations with another derivative, by the result",
+    ),
     "tsfuser/graph/roundings.py": ("rounded", "the nodes that it makes"),
     "tsfuser/joint/seeds.py": (
         "dropout_seed dropout_mask native_dropout native_dropout_backward",

@@ -46,6 +46,7 @@ from .expansions import expand
 from .norms import keep_no_statistics, read_for_statistics
 from .partial import readers
 from .passes import divide
+from .results import read_results
 from .reverse import reverse
 from .roles import Roles
 from .rules import RULES, second
@@ -92,6 +93,10 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
     if joint.differentiated != parts.differentiated:
         raise Refusal("an input has second derivatives only")
     expand(joint.graph, second.FORMS)
+    kept = {graph_outputs(joint.graph)[i].unique() for i in parts.saved_outputs}
+    read_results(
+        joint.graph, lambda value, node: value.unique() in kept and node.inputsAt(1).unique() not in kept
+    )
     note_types(joint.graph)  # as before the cut, which has saved one of equal values
     torch._C._jit_pass_cse(joint.graph)
     roles = Roles(joint)

@@ -7,6 +7,8 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
   note_eager        before equal ops are one: eager's derivative of x / y computes x / y again, and saves x
                     and y, though a result of the forward equals that
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
+  lay_out_gradients behind note_types: it asks for ranks
+  read_results      behind note_eager: it asks what eager saves
   copy_inputs       behind note_eager: it asks what eager saves; before the cut, which chooses
   write_norms       behind it: an op that reads a norm twice is one by now
   note_types        of the nodes that these have written, as the cut counts bytes
@@ -43,8 +45,10 @@ from .copies import copy_inputs
 from .cut import cut
 from .divide import Cut, Written
 from .example_types import note_types
+from .layouts import lay_out_gradients
 from .loss_heads import write_loss_heads
 from .norms import write_norms
+from .results import read_results
 from .reverse import Joint
 from .roles import Roles
 
@@ -84,6 +88,17 @@ def _note_written(work: Work) -> None:
 
 def _note_eager(work: Work) -> None:
     work.by_eager = Roles(work.joint).read_directly()
+
+
+def _read_results(work: Work) -> None:
+    roles = Roles(work.joint)
+
+    def is_saved(value: Value, derivative: Node) -> bool:
+        kept = work.by_eager.get(value.unique())
+        return kept is not None and roles.served(derivative.inputsAt(0)) <= kept
+
+    if read_results(work.joint.graph, is_saved):
+        note_types(work.joint.graph)
 
 
 def _copy_inputs(work: Work) -> None:
@@ -139,6 +154,8 @@ PASSES = (
     _write(write_loss_heads),
     Pass("note_types", lambda work: note_types(work.joint.graph)),
     Pass("note_eager", _note_eager),
+    Pass("lay_out_gradients", lambda work: lay_out_gradients(work.joint.graph)),
+    Pass("read_results", _read_results),
     Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
     Pass("copy_inputs", _copy_inputs),
     _write(write_norms),

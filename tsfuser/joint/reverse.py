@@ -192,6 +192,8 @@ def _differentiate(node: Node, gradients: _Gradients) -> None:
         found["wants"] = {name for name, v in operands.items() if v.unique() in gradients.active}
     shares = rule.write(**found)
     dtype = _only_dtype(node, given)
+    # numbers make no operand larger
+    is_broadcast = rule.broadcasts and sum(map(is_tensor, arguments.values())) > 1
     for name, share in zip(rule.of, shares if isinstance(shares, tuple) else (shares,)):
         value = arguments.get(name)
         if value is None or value.unique() not in gradients.active:
@@ -200,7 +202,7 @@ def _differentiate(node: Node, gradients: _Gradients) -> None:
             raise Refusal(f"{node.kind()} has no derivative by its {name} here")
         for term in share if isinstance(share, list) else [share]:
             _note_dtype(term, dtype)
-        gradients.add(value, _summed(share, value, writer) if rule.broadcasts else share)
+        gradients.add(value, _summed(share, value, writer) if is_broadcast else share)
 
 
 def _check_operands(node: Node, differentiated: list[Value], gradients: _Gradients) -> None:
