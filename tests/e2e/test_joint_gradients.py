@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
-from kit.derivatives import built
 from kit.joint_calls import is_packed, leaves
 from kit.support import fresh, groups, script
 from tsfuser import options
+from tsfuser.joint.reverse import reverse
 from tsfuser.schedule.machine import Machine
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
@@ -376,5 +376,12 @@ def test_a_program_that_begins_with_a_loop_that_writes_to_a_list():
 
 def test_a_number_makes_no_operand_larger():
     """So its gradient is not summed, for which it would be asked for its sizes."""
-    joint = built(lambda x, w: (x * 2.0 + w).div(3.0), [torch.rand(2, 3), torch.rand(3)], (True, True))[1]
+    graph = torch._C.parse_ir("""graph(%x : Float(2, 3, device=cpu), %w : Float(3, device=cpu)):
+  %two : float = prim::Constant[value=2.]()
+  %one : int = prim::Constant[value=1]()
+  %0 : Float(2, 3, device=cpu) = aten::mul(%x, %two)
+  %1 : Float(2, 3, device=cpu) = aten::add(%0, %w, %one)
+  %2 : Float(2, 3, device=cpu) = aten::div(%1, %two)
+  return (%2)""")
+    joint = reverse(graph, (True, True))
     assert len(joint.graph.findAllNodes("aten::_grad_sum_to_size")) == 2  # of the sum's operands
