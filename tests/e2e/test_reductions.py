@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tsfuser
-from kit.reductions import DTYPES, Fused, check
+from kit.reductions import DTYPES, Fused, check, tensor
 from kit.support import assert_matches, fuse, fused_as_eager, groups, kinds, no_fallback, script, train
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes")]
@@ -322,3 +322,19 @@ def test_values_of_short_columns(device):
 )
 def test_a_norm_along_a_dim_of_one_element_is_row_major(norm, device):
     fused_as_eager(norm, torch.randn(1, 5, 3, device=device).permute(2, 1, 0))
+
+
+COLUMN_SUMS = """
+def f(x, y):
+    p = x * y
+    return p, p.sum(0), (p * x).sum(0), (x - y).sum(0), x.amax(0), torch.relu(y).mean(0)
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("columns", [255, 256, 768, 1536, 3072, 8192 + 5])
+def test_columns_that_are_added_up_by_pages(device, rows, columns):
+    """How many a block adds up is another number for each of these widths, and where there are fewer sums."""
+    x, y = tensor(rows, columns, device=device), tensor(rows, columns, device=device, seed=1)
+    check(Fused(COLUMN_SUMS), x, y)
+    check(Fused("def f(x, y):\n    p = x * y\n    return p, p.sum(0)\n"), x, y)

@@ -193,6 +193,22 @@ def test_the_host_vectorises_a_plain_loop():
     assert "SIMD_LOOP" in text and "if (" not in text
 
 
+def rounded_square(builder, x):
+    """As `(x.float() * x.float()).bfloat16()`; then a result that nothing has rounded."""
+    square = builder.pointwise("mul", (x, x), FLOAT)
+    return builder.pointwise("round_to_bfloat16", (square,), x.dtype), relu(builder, x)
+
+
+def test_the_host_does_not_round_again_what_is_rounded():
+    """It takes a dozen instructions for it, a GPU one."""
+    rows = tensor(64, 1000, dtype="bfloat16")
+    stores = re.findall(
+        r"_out\[.*\] = (\w+)<bfloat16_t>", source(kernels(rounded_square, rows, machine=HOST)[0])
+    )
+    assert sorted(set(stores)) == ["convert", "exactly"]
+    assert "exactly" not in source(kernels(rounded_square, rows)[0])
+
+
 def test_an_output_of_fewer_axes_is_computed_and_stored_once():
     """By the threads of the first row, behind the loops over rows."""
     text = source(kernels(lambda b, x, y: (add(b, x, y), relu(b, y)), tensor(64, 1024), tensor(1024))[0])

@@ -245,7 +245,8 @@ def _store(s: Store) -> list[str]:
             else f"{verb}_upto({address}, {value}, {s.count});"
         )
         return [call if s.guard is None else f"if ({s.guard}) {call}"]
-    value = s.value if s.register == s.ctype else f"convert<{s.ctype}>({s.value})"
+    convert = "exactly" if s.exact else "convert"
+    value = s.value if s.register == s.ctype else f"{convert}<{s.ctype}>({s.value})"
     target = f"add_at({address}, {value});" if s.adds else f"{s.buffer}[{s.offset}] = {value};"
     return [target if s.guard is None else f"if ({s.guard}) {target}"]
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from ..ir import size as sz
 from ..ir.fusion import Located, Lookup, Op, Pointwise, Position, Random, Value, Within
 from ..ir.size import Size
+from ..ir.symbols import ROUNDING
 from ..ir.values import Window
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
@@ -37,6 +38,8 @@ class Elements:
         self.schedule, self.params = schedule, params
         self.needs = needs or {}
         self.registers: dict[str, str] = {}
+        #: values whose registers hold numbers of their own dtype, also if that has 16 bits or less
+        self._rounded: set[str] = set()
 
     def load(self, access: Access, at: Indices, tile: Tile | None = None) -> list[Stmt]:
         """From memory, or from `tile`, where the schedule has placed it there."""
@@ -44,6 +47,7 @@ class Elements:
         memory = f"{value.name}_m"
         register = self.registers[value.name] = value.dtype.register.ctype
         convert = conversion(value.dtype.ctype, register)
+        self._rounded.add(value.name)
         if access.buffer.by_value:
             field = self.params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
             return [Compute(value.name, register, convert, (), arguments=(field,))]
@@ -191,8 +195,11 @@ class Elements:
         also where it is out of bounds."""
         value = access.buffer.value
         ctype, register = value.dtype.ctype, value.dtype.register.ctype
+        # only where a compiler's vectors round: a GPU has an instruction for it
+        exact = self.schedule.is_vectorised and value.name in self._rounded
         if tile is not None:
-            return Store(tile.name, ctype, register, self._place_in(tile, at), value.name, shared=True)
+            cell = self._place_in(tile, at)
+            return Store(tile.name, ctype, register, cell, value.name, shared=True, exact=exact)
         pointer, offset = self.pointer(access, ""), self.offset(access, at)
         if access.buffer.at:  # every iteration adds
             guards = [g.condition for g in at.guards]
@@ -202,7 +209,7 @@ class Elements:
             return Store(pointer, ctype, register, offset, value.name, ix.both(guards), adds=True)
         first = self.first(access, at, reduced)
         guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
-        return Store(pointer, ctype, register, offset, value.name, guard)
+        return Store(pointer, ctype, register, offset, value.name, guard, exact=exact)
 
     def first(self, access: Access, at: Indices, reduced: AbstractSet[str] = frozenset()) -> list[Expr]:
         """Whether this is the first iteration along each dim that the tensor lacks. Dims in `reduced` are
@@ -293,7 +300,12 @@ class Elements:
                 text = text.replace(operand.name, f"{{{len(names)}}}")
                 names.append(operand.name)
             arguments.append(text)
-        register = self.registers[op.output.name] = op.output.dtype.register.ctype
+        dtype = op.output.dtype
+        register = self.registers[op.output.name] = dtype.register.ctype
+        if op.symbol in (f"round_to_{dtype}", f"{ROUNDING}{dtype}") or (
+            op.symbol == "copy" and all(x.name in self._rounded and x.dtype is dtype for x in op.operands)
+        ):
+            self._rounded.add(op.output.name)
         kind = op.compute.kind if op.compute else "f"
         return Compute(
             op.output.name, register, op.symbol, tuple(names), arguments=tuple(arguments), kind=kind

@@ -114,7 +114,7 @@ class Compute:
 class Store:
     """`buffer[offset] = value` where `guard` holds; with `lanes` > 1 the first `count` elements of a vector.
     `ctype` is the memory type, `register` that of the value. If it `adds`, the value is added to the element,
-    to which other threads may add as well."""
+    to which other threads may add as well. `exact`: the value is one of `ctype`, so nothing is rounded."""
 
     buffer: str
     ctype: str
@@ -126,6 +126,7 @@ class Store:
     count: Expr | None = None
     shared: bool = False
     adds: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,10 @@ MIN_ITERATIONS = 16  # of a thread: with fewer, splits gain less than the second
 MIN_SPLIT_ITERATIONS = 2  # iterations of a thread in each split
 # bytes of input that a thread has in flight: there are fewer blocks than in a pointwise kernel
 LOAD_BYTES = 64
-MAX_HOST_COLUMNS = 128  # columns that the host adds up together: with fewer, the processor would not prefetch
+HOST_COLUMNS = 128  # columns that the host adds up together: with fewer, the processor would not prefetch
+# The host rather adds up a page of each row: with each row of a narrower block a new page begins, for whose
+# address the processor waits. In columns; and in all accumulators of a block, which are in its first cache.
+PAGE_COLUMNS, CACHED_COLUMNS = 1024, 2048
 # threads in a row that may be no power of two: rows do not combine in their warp then, and with shorter ones
 # too many would be left for the combination in shared memory
 MIN_UNEVEN = 8
@@ -121,7 +124,7 @@ def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine
     loaded = vector * sum(a.itemsize for a in streamed)
     unroll = 1 << (min(MAX_UNROLL, max(1, LOAD_BYTES // max(loaded, 1))).bit_length() - 1)
     if machine.vectorises_loops:
-        lanes = vector if inner else host_lanes(call, sides.columns, MAX_HOST_COLUMNS)
+        lanes = vector if inner else _host_columns(call, segment, sides.columns)
         return ReductionParams(inner, lanes, 1, 1, False, False, wide)
     threads = 256
     kept = sum(
@@ -136,6 +139,22 @@ def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine
     return ReductionParams(
         inner, vector, unroll, threads, False, is_whole(call, space, vector), wide, resident=max(1, resident)
     )
+
+
+def _host_columns(call: Call, segment: Segment, columns: Size) -> int:
+    """How many columns a block of the host adds up: more than `HOST_COLUMNS` only where few of them are left
+    over, as those of a block that is not whole take longer."""
+    sums = sum(3 if op.combine in MOMENTS else 1 for op in segment.reductions)
+    most = PAGE_COLUMNS
+    while most > HOST_COLUMNS:
+        if most * sums <= CACHED_COLUMNS and call.decide(_fits(columns, most)):
+            return most
+        most //= 2
+    return host_lanes(call, columns, HOST_COLUMNS)
+
+
+def _fits(columns: Size, most: int) -> Size:
+    return sz.maximum(sz.eq(columns % most, 0), sz.le(8 * most, columns))
 
 
 def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool) -> Shape:

@@ -20,6 +20,16 @@ static constexpr int warpSize = 1;
 DEVICE void __syncthreads() {}
 DEVICE void __syncwarp(unsigned = 1) {}
 
+// `x`, which is a value of T, so that nothing is rounded.
+template <class T, class F>
+DEVICE T exactly(F x) {
+  if constexpr (same_type<T, bfloat16_t>::value && same_type<F, float>::value) {
+    return {static_cast<uint16_t>(bit_cast<uint32_t>(x) >> 16)};
+  } else {
+    return convert<T>(x);
+  }
+}
+
 template <class T>
 DEVICE T __shfl_sync(unsigned, T value, int, int = 1) {
   return value;
