@@ -89,7 +89,7 @@ constexpr Step kSteps[] = {
     // Behind the ops in place: it asks what is written to.
     {"copy_parts_alone", copy_parts_alone, true},
     // Behind the ops in place, too.
-    {"copy_as_convolutions_read", copy_as_convolutions_read},
+    {"copy_as_convolutions_read", copy_as_convolutions_read, true},
     // Behind the ops in place: it asks what is written to. Before what asks for sizes early, as of joins.
     {"nest_joins", nest_joins},
     // Behind the ops in place: what they write to may get other sizes.

@@ -255,6 +255,10 @@ def test_convolutions_find_their_operands_as_they_read_them(weights):
     assert [2, 8, 9, 9] not in found and ([2, 8, 9, 9] in eager) == (weights == torch.channels_last)
 
 
+def test_so_they_do_in_joint_graphs(joint_graphs):
+    test_convolutions_find_their_operands_as_they_read_them(torch.channels_last)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gradients_of_gradients(dtype, device):
     net = own(Net).to(device, dtype).to(memory_format=torch.channels_last)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.reductions import DTYPES, Fused, check, tensor
 from kit.support import assert_matches, fuse, fused_as_eager, groups, kinds, no_fallback, script, train
 
@@ -285,7 +286,9 @@ def test_the_mean_of_each_image(device, memory_format):
         pooled = torch.nn.functional.adaptive_avg_pool2d(torch.sigmoid(x), [1, 1])
         assert_matches(result[1], pooled, torch.nn.functional.adaptive_avg_pool2d(y, [1, 1]), ops=3)
         assert_matches(result[0], torch.sigmoid(x), y, ops=2)
-    assert [kinds(g)[-1] for g in groups(function)] == ["aten::adaptive_avg_pool2d"]
+    made = [kinds(g)[-1] for g in groups(function)]
+    # of joint graphs fallbacks that ran are shown, too
+    assert (made[:1] if by_joint_graphs() else made) == ["aten::adaptive_avg_pool2d"]
 
 
 def test_the_gradient_of_the_mean_of_each_image(device):
