@@ -19,7 +19,7 @@ _NAMES = re.compile(rb'(?:\.(?:def\w*|attr)\(|py::arg\(|py::class_<.*>\(m,)\s*"(
 
 
 def digest(sources: Path) -> str:
-    """Of the names, in their order. What functions do is not in it."""
+    """Of the names, in their order. The code of functions is not in it."""
     found = hashlib.sha256()
     for path in sorted(sources.glob("*/*.cpp")):
         text = path.read_bytes()

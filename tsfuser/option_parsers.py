@@ -1,6 +1,6 @@
 """Parsers of the text of environment variables.
 
-In: the text of a variable. Out: its value, or `OptionError` with what is known. Example:
+In: the text of a variable. Out: its value, or `OptionError` with the known words. Example:
 `words({"a": "", "b": ""})("a,b(1)")` -> `{"a": "", "b": "1"}`.
 """
 

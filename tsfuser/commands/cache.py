@@ -1,7 +1,7 @@
 """`python -m tsfuser cache`: the files that tsfuser keeps on disk.
 
-In: what to do with them. Out: what there is, or what was deleted. Example: `python -m tsfuser cache limit
-200M` deletes the longest unused files until the rest takes at most 200 MB.
+In: an action. Out: the number and size of files, or of those that were deleted. Example: `python -m tsfuser
+cache limit 200M` deletes the longest unused files until the rest takes at most 200 MB.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def _difference(fused: Any, plain: Any, terms: int) -> tuple[float, float, str] 
 
 
 def _relative(dtype: torch.dtype, terms: int) -> float:
-    """What a result of that dtype may be off by, relative to the largest one. One of 8 bits is a neighbour of
-    eager's at most, where what is rounded to it lies between the two."""
+    """The error that a result of that dtype may have, relative to the largest result. A result of 8 bits may
+    be a neighbour of eager's, where the unrounded value lies between the two."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     return torch.finfo(dtype).eps * (_ULPS * terms if dtype.itemsize > 1 else 1)

@@ -148,7 +148,7 @@ def _copied_program(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def _with_copies(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A Python function with copies of the modules, tensors and optimizers that it closes over, or finds
-    among its globals; and those modules. What they have in common they have in common again."""
+    among its globals; and those modules. Shared tensors and modules are shared by the copies, too."""
     if not isinstance(function, types.FunctionType):
         return function, ()
     code = function.__code__

@@ -1,4 +1,4 @@
-"""A graph with groups, as what `explain` reports of it.
+"""The report of `explain` on a graph with groups.
 
 In: an optimised graph, why nodes are in no group, and the runs of its groups. Out: a `GraphReport`: its
 groups with their kernels, and what is left out. Example:
@@ -82,8 +82,8 @@ class Items:
 
 class GraphReader:
     """Turns graphs into reports. `runs`: by group. `incomplete`: whether a graph had a part, like a fork,
-    that has an executor of its own. `numbers`: of groups in what is read, from 0, by their numbers in this
-    process."""
+    that has an executor of its own. `numbers`: the number of a group in the report, from 0, by its number in
+    this process."""
 
     def __init__(self, sources: Sources, runs: Mapping[int, list[Run]]):
         self.sources, self.runs = sources, runs

@@ -24,15 +24,15 @@ _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raise
 
 def stats() -> Mapping[str, Any]:
     """`groups`: how many groups there are. And counts since the import or the last `reset()`: `plans_built`,
-    `exact_hits`, `class_hits`, `launches`, `python_calls` (how often C++ called Python to group a graph,
-    plan or warn), `kernels_compiled`, `disk_hits` (kernels from disk), `plans_read` (those of `plans_built`
-    that another process, or group, had made: they came from disk), which are integers, and `fallbacks`
-    (reason -> calls). Of torch.compile: `graphs`, forward and backward ones, that were translated or read,
+    `exact_hits`, `class_hits`, `launches`, `python_calls` (how often C++ called Python to group a graph, plan
+    or warn), `kernels_compiled`, `disk_hits` (kernels from disk), `plans_read` (those of `plans_built` that
+    another process, or group, had made: they came from disk), which are integers, and `fallbacks` (reason ->
+    calls). Of torch.compile: `graphs`, forward and backward ones, that were translated or read,
     `graphs_read`, those of TorchDynamo that came from disk, and `graph_calls` (integers; a call of a graph
     that Python cuts counts once for each piece); `left_to_python` (reason -> nodes) and `graphs_unfused`
-    (reason -> graphs). `passes_failed` (failure -> graphs): passes
-    that gave up by a mistake of tsfuser's; the graphs run unfused. `optimised_too_early` (function ->
-    graphs): what torch has optimised while fusion was off, and runs unfused; a reset does not change that."""
+    (reason -> graphs). `passes_failed` (failure -> graphs): passes that gave up by a mistake of tsfuser's;
+    the graphs run unfused. `optimised_too_early` (function -> graphs): functions that torch optimised while
+    fusion was off, which run unfused; a reset does not change it."""
     early = {"optimised_too_early": unfused_functions.names()}
     return {**_C.stats(), **counters.snapshot(), **counts.snapshot(), **failures.snapshot(), **early}
 

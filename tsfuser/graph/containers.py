@@ -1,11 +1,12 @@
 """Lists, tuples and dicts stand right before their first reader.
 
 Before: `%l = prim::ListConstruct(%a, %b)`, a branch that does `aten::mul_(%a, 0.5)`, `%y = aten::cat(%l, 0)`.
-After: the list is made behind the branch. In: a graph that is done otherwise. Out: the same graph.
+After: the list is made behind the branch. In: a graph that no other pass changes after it. Out: the same
+graph.
 
-Torch's dead code elimination runs behind this. From the last node to the first, it keeps a write to what is
-read further below, but does not look into lists: of the graph above it drops the write. A reader may write
-to the list itself, so the list stays before the first one."""
+Torch's dead code elimination runs behind this. From the last node to the first, it keeps a write to a value
+that is read further below, but does not look into lists: it drops the write of the graph above. A reader may
+write to the list itself, so the list stays before the first one."""
 
 from __future__ import annotations
 

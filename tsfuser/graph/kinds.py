@@ -1,6 +1,6 @@
 """Kinds of nodes as users name them.
 
-In: a name. Out: the kind of a node, as graphs have it; `ValueError`, with what is like it, where torch has no
+In: a name. Out: the kind of a node, as graphs have it; `ValueError`, with similar names, if torch has no
 such op. Example: `known_kind("prim::view_copy")` -> `"aten::view"`, and `known_kind("aten::geluu")` raises
 "no op is called 'aten::geluu'; did you mean 'aten::gelu'?".
 """

@@ -50,7 +50,7 @@ def round_for(graph: Graph, value: Value, is_for: Callable[[Node], bool]) -> Non
 
 
 def leads_to_statistics(reader: Node) -> bool:
-    """Whether reductions and norms depend on what the node computes, or are it, before anything stores it."""
+    """Whether the node is a reduction or norm, or one depends on its result before that is stored."""
     seen, waiting = set[Node](), [reader]
     while waiting:
         node = waiting.pop()

@@ -122,7 +122,7 @@ def row_of(node: Node) -> tuple[table.Row, Schema] | None:
     return known
 
 
-#: By the number that stands for a schema, as in `schema`; only what has a row, as rows may be added.
+#: By the number that stands for a schema, as in `schema`; only ops with a row, as rows may be added.
 _with_rows: dict[int, tuple[table.Row, Schema]] = {}
 
 

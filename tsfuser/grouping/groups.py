@@ -169,7 +169,7 @@ class _Block:
         if any(self.effects.is_changed(v) for v in inputs(node) if is_plain_list(v) or is_tensor_list(v)):
             return "it reads a list that is changed in place"
         if is_identity(node) and any(map(self.effects.is_written, outputs(node))):
-            return "torch may take it for its operand if what changes its result in place is outside"
+            return "torch may take it for its operand, as an op outside changes its result in place"
         if any(self.changed.get(key, set()) - {i} for key in self.read[i]):
             return "it reads running statistics that another op changes"
         return None

@@ -3,7 +3,7 @@
 In: a node of a group whose row names one of `RULES`. Out: a `Derived` name for the sizes of its result, and
 the node outside of the group that computes them: `tsfuser::reduced_sizes(sizes, [1], True)`. It stands
 before the guard, so it must be right for operands of any rank and for arguments of any value; the operators
-(csrc_stubs/torchscript/sizes.cpp) look at what they get, and nothing that was profiled goes in."""
+(csrc_stubs/torchscript/sizes.cpp) look at their arguments, and no profiled fact goes in."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def sized_by(value: Value) -> list[Value] | None:
 
 
 def derived(node: Node, rule: str, of: frozenset, outer: dict[int, Value]) -> Derived | None:
-    """The name of the sizes of the node's result; None if they depend on what is computed in the group.
+    """The name of the sizes of the node's result; None if they depend on a value that the group computes.
     `outer`: number of an input of the subgraph -> the value outside."""
     _, schema = row_of(node)
     arguments: list[Any] = []

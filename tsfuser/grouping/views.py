@@ -117,7 +117,7 @@ class Split:
 def split_views(graph: Graph) -> Split:
     """Gives each fusible reader of a view a copy of its own, where nothing is written. So it does with
     `prim::dtype(x)`, where x is fusible. A branch or a loop has copies only if it can be in a group: any
-    other one would run once a copy, with what it draws, prints or raises."""
+    other one would draw, print or raise once for each copy."""
     split, knowledge, effects = Split(), Knowledge(), None
     follow: dict[int, bool] = {}
     for block in list(separate_blocks(graph, knowledge)):

@@ -1,4 +1,4 @@
-"""The pass that computes only what is chosen, where one condition chooses for all lanes of a vector.
+"""The pass that computes only the chosen side, where one condition chooses for all lanes of a vector.
 
 In: statements, some in loops bound to `vector`. Out: statements of the same meaning. Example, of the
 gradients of q and of k, side by side in one tensor:

@@ -124,7 +124,7 @@ class _Vector:
         return None, Var(self.counts[count])
 
     def looped(self) -> list[Stmt]:
-        """The loops, with what is left in them."""
+        """The loops, with the statements that are left in them."""
         body: list[Stmt] = []
         for loop, statements in reversed(list(zip(self.loops, self.inside))):
             body = [*statements, *body]

@@ -15,7 +15,7 @@ from .elementwise import compared, converted, elementwise, promoted, round_numbe
 from .table import FLOATING, NUMERIC, REAL, composite
 
 define("mish_backward", "mish_backward({0}, {1})")
-# Derivatives are 0 somewhere, and cancel there: what they are off by is relative to the gradient.
+# Derivatives are 0 somewhere, and cancel there: their error is relative to the gradient.
 _PRODUCT: dict[str, Any] = dict(grows=(1, CANCELS))
 define(
     "gelu_backward",

@@ -1,7 +1,7 @@
 """A tensor inside of a larger one that has one number everywhere else: paddings, and gradients of parts.
 
 In: a tensor, and where it lies along some dims. Out: the larger tensor; an element is chosen by its place,
-and only what is inside is read. Example:
+and only elements inside of the tensor are read. Example:
 
     constant_pad_nd(x, [2, 0], 0)[i, j] = x[i, j - 2] if 2 <= j else 0
 """

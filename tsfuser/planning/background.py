@@ -1,13 +1,13 @@
 """Plans that are made beside the program, which runs unfused until they are there.
 
-In: a group and a call that no plan serves. Out: what threads have planned and compiled for such calls; None
-while they are at it. Then the call runs its original nodes, and the next one asks again. Example:
+In: a group and a call that no plan serves. Out: the plan and kernels that threads have made for such calls;
+None while they are at it. Then the call runs its original nodes, and the next one asks again. Example:
 
     if background.is_wanted(group_id):
         lowered = background.lowered(group_id, call, make)  # None: not yet
 
 Compilers are processes of low priority, as many at a time as there are cores but one, so that the program
-keeps what it needs. `wait` is for who wants to be sure: benchmarks, servers before they take requests.
+keeps what it needs. `wait` waits for all of them: in benchmarks, and in servers before they take requests.
 """
 
 from __future__ import annotations

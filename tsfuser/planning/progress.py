@@ -1,7 +1,7 @@
 """Says that the program waits for tsfuser or for compilers, once that takes long.
 
-In: what tsfuser does; how many kernels are to be compiled, and each that is done. Out: on stderr, after 2 s
-of waiting, a line that changes in a terminal and goes when the wait is over, or two lines in a log:
+In: the step that tsfuser is at; how many kernels are to be compiled, and each that is done. Out: on stderr,
+after 2 s of waiting, a line that changes in a terminal and goes when the wait is over, or two lines in a log:
 
     tsfuser: compiling 7 of 25 kernels, kept in /home/me/.cache/tsfuser
     tsfuser: done after 8 s

@@ -71,7 +71,7 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
         return "its reduced dimensions are not the contiguous ones"
     added = {op.output.name for op in columns}
     if any(v.name in added for op in segment.ops for v in op.operands):
-        return "something depends on what is added up over all rows"
+        return "an op depends on a sum over all rows"
     if not call.decide(sz.lt(0, rows.space.elements)):
         return "it has no elements"
     if machine.has_threads and _lies_across(call, rows):

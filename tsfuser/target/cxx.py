@@ -101,8 +101,8 @@ def run(
     compiler: Sequence[str], options: Sequence[str], gcc_options: Sequence[str], name: str, output: Path,
     seconds: float, stop: job.Stop | None = None,
 ) -> None:  # fmt: skip
-    """Has the compiler write `output`, the library of kernel `name`. Raises `CompileError`, with what can be
-    done, where it does not, and `job.Stopped`."""
+    """Has the compiler write `output`, the library of kernel `name`. Raises `CompileError`, with the remedy,
+    if the compiler fails, and `job.Stopped`."""
     who = shlex.join(compiler)
     try:
         own = gcc_options if is_gcc(compiler, seconds, stop) else ()

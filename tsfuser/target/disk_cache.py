@@ -285,8 +285,8 @@ class DiskCache:
 
 
 def _with_advice(reason: str, path: Path) -> str:
-    """The reason why `path` cannot be used, whose it is where that is why, and what to do."""
-    for place in (path, *path.parents):  # the first of another user, from what is there on upwards
+    """The reason why `path` cannot be used, with its owner if that is the reason, and the remedy."""
+    for place in (path, *path.parents):  # the first of another user, upwards from the first that exists
         try:
             owner = place.stat().st_uid
         except OSError:

@@ -28,8 +28,8 @@ class Function:
 
 
 class RecentFunctions:
-    """The functions used last, at most `most`, by what they were made from. One that is dropped lives as long
-    as a plan holds it."""
+    """The functions used last, at most `most`, by their key. A function that is dropped lives as long as
+    a plan holds it."""
 
     def __init__(self, most: int):
         self.most = most

@@ -38,7 +38,7 @@ _GCC = ("-fno-tree-sink",)
 _NATIVE = {"x86_64": ("-march=native",), "aarch64": ("-mcpu=native",), "arm64": ("-mcpu=native",)}
 
 
-#: What fibers are compiled with where they check themselves: for races between the threads of a kernel
+#: Flags for fibers that check themselves: for races between the threads of a kernel
 #: (codegen/runtime/fiber_races.h), or for accesses outside of all tensors and shared memory.
 #: For that the process must have been started with g++'s libasan.so preloaded. Stacks are left out, since a
 #: fiber leaves its own by longjmp.

@@ -7,8 +7,8 @@ with torch 2.11). So two things are done:
 
 - The gradient gets the layout of the attention's result, which follows from that of the query. In this way
   all graphs that tsfuser compiles agree, whatever layout AOTAutograd gave to the gradient.
-- Where nothing is dropped, the call gets plans of its own: the probability of dropout is part of what a plan
-  is stored under, byte by byte, and -0.0 has other bytes than 0.0. Eager code of the same process, whose
+- Where nothing is dropped, the call gets plans of its own: the probability of dropout is part of a plan's
+  key, byte by byte, and -0.0 has other bytes than 0.0. Eager code of the same process, whose
   gradients may have any layout, neither uses these plans nor leaves its own to them.
 """
 

@@ -1,9 +1,9 @@
 """Results of products that the forward saves with gaps between their rows (graph/matrix_room.py).
 
-In: a forward and its backward. Out: marks at what may be saved so: what the backward reads in no op that
-depends on strides, and the program does not get. When the forward is compiled, it tells `SavedGaps` the
-strides of the tensors that it saves with gaps. The backward, which is compiled next, takes these for the
-traced ones:
+In: a forward and its backward. Out: marks at the values that may be saved so: no op of the backward that
+depends on strides reads them, and the program does not get them. When the forward is compiled, it tells
+`SavedGaps` the strides of the tensors that it saves with gaps. The backward, which is compiled next, takes
+these for the traced ones:
 
     mm = mm(x, w)                      # 50,257 columns, saved in rows of 50,264 elements
     ... backward(mm, ...):             # Tensor [4096, 50257], strides [50264, 1]

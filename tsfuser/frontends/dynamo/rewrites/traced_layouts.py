@@ -1,10 +1,9 @@
 """Layouts that nodes of the graph rely on are those that were traced.
 
-In: an FX graph in its last form. Out: the same graph, whose results do not depend on how a kernel lays out
-what it computes. That may differ from what was traced: torch's fake kernels are wrong about some of its own
-kernels, and a part of a tensor that is computed alone is dense. Views become reshapes, which copy where
-memory does not allow the view. What reads strides gets its operand in the traced order of dims, or a view of
-that:
+In: an FX graph in its last form. Out: the same graph, whose results do not depend on the layouts of kernels'
+results. These may differ from the traced ones: torch's fake kernels are wrong about some of its own kernels,
+and a part of a tensor that is computed alone is dense. Views become reshapes, which copy where memory does
+not allow the view. An op that reads strides gets its operand in the traced order of dims, or a view of it:
 
     y = native_batch_norm_backward(...)[0];  z = view(transpose(y, 1, 2), [132, 8])
     s = slice(y, 1, 0, 8, 2);  look(s)

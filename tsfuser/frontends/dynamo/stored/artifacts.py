@@ -1,5 +1,5 @@
 """Files of the cache as artifacts of torch's: `torch.compiler.save_cache_artifacts()` gives them to another
-machine, beside what inductor keeps.
+machine, beside inductor's.
 
 In: the files that this process has read or written: graphs, plans and kernels. Out: bytes of torch's, from
 which `load_cache_artifacts` writes them into the cache of a process that has imported tsfuser. Example:

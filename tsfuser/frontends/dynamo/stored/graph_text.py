@@ -28,7 +28,7 @@ _HARMLESS = frozenset(
 )
 #: The same at the module.
 _HARMLESS_OF_MODULE = frozenset("dynamo_flat_name_to_original_fqn dynamo_compile_id backend_id".split())
-#: Ops that run a submodule and do nothing but what its text says.
+#: Ops that run a submodule, and do only what its text says.
 _WITH_SUBGRAPH = ("tag_activation_checkpoint",)
 _TORCH = ("aten", "prims", "prim", "tsfuser", "quantized_decomposed")
 _MODULES = ("torch", "_operator", "operator", "math", "builtins")
@@ -99,7 +99,7 @@ def _function(target: Any) -> str:
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(target)
         if name.split(".")[0] not in _TORCH:
-            raise Refusal(f"{name} is no op of torch: what it does may change")
+            raise Refusal(f"{name} is no op of torch, so its code may change")
         return f"op {name}"
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() not in _WITH_SUBGRAPH:
@@ -107,7 +107,7 @@ def _function(target: Any) -> str:
         return f"higher order {target.name()}"
     name = fx.node._get_qualified_name(target)
     if name.split(".")[0] not in _MODULES:
-        raise Refusal(f"{name} is no function of torch: what it does may change")
+        raise Refusal(f"{name} is no function of torch, so its code may change")
     return name
 
 

@@ -60,7 +60,7 @@ def lasting(settings: Settings) -> tuple:
 
 
 def lasting_everywhere(settings: Settings) -> tuple:
-    """What a process must have that runs a graph of another one, besides what torch's guards look at."""
+    """The facts that a process must share to run a graph of another one, besides those in torch's guards."""
     return _FORMAT, stored_plans.VERSIONS, lasting(settings)
 
 
