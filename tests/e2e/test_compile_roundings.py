@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tsfuser
 from kit.eager_on_cuda import EagerOnCuda
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
@@ -155,3 +156,37 @@ def test_an_inference_rounds_only_its_results(device):
     _, found = torch.compile(function, backend="tsfuser")(x, y)
     exact = (x.double() * y.double()).sum(-1)
     assert (found.double() - exact).abs().max() <= 1.01 * (exact.bfloat16().double() - exact).abs().max()
+
+
+MIXED = {
+    "layer": (lambda x, w, b: F.gelu(F.layer_norm(x * 2, (16,), w, b)), (6, 9, 16), 16),
+    "group": (lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)), (6, 8, 15), 8),
+    "batch": (lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, True)), (6, 8, 5, 5), 8),
+    "running": (
+        lambda x, w, b: F.relu(F.batch_norm(x, w.detach() * 0, w.detach().abs(), w, b, True)),
+        (6, 8, 5, 5),
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("norm", MIXED)
+def test_parameters_of_float32_beside_16_bits(norm, dtype):
+    """torch traces the statistics that the forward saves in 16 bits, where its kernel for the CPU gives
+    float32: the backward is fused all the same, and no gradient is further away than eager's."""
+    function, sizes, channels = MIXED[norm]
+    given = [torch.randn(sizes, dtype=dtype), torch.rand(channels), torch.rand(channels)]
+    gradient = torch.randn(sizes, dtype=dtype)
+    compiled = torch.compile(function, backend="tsfuser")
+
+    def gradients(run, double=False):
+        leaves = [x.to(torch.float64 if double else x.dtype).requires_grad_() for x in given]
+        return torch.autograd.grad(run(*leaves), leaves, gradient.double() if double else gradient)
+
+    ours, eager, exact = gradients(compiled), gradients(function), gradients(function, double=True)
+    for a, e, x in zip(ours, eager, exact):
+        assert a.dtype == e.dtype
+        assert (a - x).abs().max() <= 1.1 * (e - x).abs().max() + 1e-5
+    leaves = [x.requires_grad_() for x in given]
+    assert ", 0 not fused" in str(tsfuser.explain(compiled, *leaves)).splitlines()[0]

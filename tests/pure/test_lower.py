@@ -209,6 +209,16 @@ def test_the_host_does_not_round_again_what_is_rounded():
     assert "exactly" not in source(kernels(rounded_square, rows)[0])
 
 
+def test_the_host_stores_a_result_of_each_row_behind_the_loop_over_it():
+    """In the loop it would be a branch, of which the compiler makes no vectors."""
+    text = source(
+        kernels(lambda b, x, y: (add(b, x, y), relu(b, y)), tensor(64, 1024), tensor(64, 1), machine=HOST)[0]
+    )
+    loop = text[text.index("SIMD_LOOP") :]
+    loop, _, behind = loop.partition("}")
+    assert "if (" not in loop and "relu_1_out" not in loop and "args.relu_1_out[" in behind
+
+
 def test_an_output_of_fewer_axes_is_computed_and_stored_once():
     """By the threads of the first row, behind the loops over rows."""
     text = source(kernels(lambda b, x, y: (add(b, x, y), relu(b, y)), tensor(64, 1024), tensor(1024))[0])

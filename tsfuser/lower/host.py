@@ -15,7 +15,7 @@ from dataclasses import replace
 from . import index as ix
 from .combine import COMBINATIONS
 from .index import Const, Expr, Var
-from .loop_ir import Accumulate, Accumulator, Body, Compute, Draw, For, Let, Load, Stmt, Uniform
+from .loop_ir import Accumulate, Accumulator, Body, Compute, Draw, For, Let, Load, Stmt, Store, Uniform
 from .rounds import in_two
 from .traverse import defined, rewrite_indices, statements, with_bodies, without_guards
 
@@ -57,6 +57,44 @@ def _peeled(loop: For, known: dict[Expr, Let]) -> list[Stmt]:
     if not bounds:
         return [loop]
     return in_two(loop, bounds.values(), without_guards(loop.body, set(bounds)), known)
+
+
+def store_once(body: Body) -> Body:
+    """What only the first lane of a simd loop stores, and no lane changes, is stored behind the loop: a
+    compiler makes no vectors of a loop with such a branch.
+
+    for lane in n: S; if i + lane < 1: out[j] = x   ->   for lane in n: S
+                                                         if 0 < n && i < 1: out[j] = x
+    """
+    result: list[Stmt] = []
+    for s in body:
+        s = with_bodies(s, store_once)
+        result += _stored_once(s) if isinstance(s, For) and s.bind == "simd" else [s]
+    return tuple(result)
+
+
+def _stored_once(loop: For) -> list[Stmt]:
+    inside = {defined(s) for s in loop.body} - {None}
+    late = [s for s in loop.body if isinstance(s, Store) and _is_of_first_lane(s, loop.var, inside)]
+    kept = tuple(s for s in loop.body if s not in late)
+    if not late or not kept:
+        return [loop]
+    runs = [] if isinstance(loop.extent, Const) else [ix.less(0, loop.extent)]
+    first = {loop.var: Const(0)}
+    guards = [ix.both([*runs, *ix.conjuncts(ix.substitute(s.guard, first))]) for s in late]
+    return [replace(loop, body=kept), *(replace(s, guard=g) for s, g in zip(late, guards))]
+
+
+def _is_of_first_lane(store: Store, lane: str, inside: set[str]) -> bool:
+    asked = [c for c in ix.conjuncts(store.guard) if lane in ix.names(c)]
+    first = [c for c in ix.bounds(store.guard) if c.b == Const(1) and ix.coefficient(c.a, lane) == Const(1)]
+    return (
+        not store.adds
+        and store.value not in inside
+        and not (ix.names(store.offset) | ix.names(store.guard)) & inside
+        and lane not in ix.names(store.offset)
+        and 0 < len(asked) == len(first)
+    )
 
 
 FLOAT_ADDITIONS = 16  # to an accumulator of float, before it is added to one of double

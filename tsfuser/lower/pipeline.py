@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from .branches import branch
-from .host import chunk, draw, peel
+from .host import chunk, draw, peel, store_once
 from .kernel import Kernel
 from .nest import nest
 from .overlap import overlap
@@ -32,6 +32,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("peel", peel),
     ("chunk", chunk),
     ("bound", bound),
+    ("store_once", store_once),
     ("stage", stage),
     ("overlap", overlap),
     ("refill", refill),
@@ -39,7 +40,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("branch", branch),
 )
 
-ON_VECTORS = ("peel", "chunk", "draw")  # passes for loops that a compiler vectorises
+ON_VECTORS = ("peel", "chunk", "store_once", "draw")  # passes for loops that a compiler vectorises
 ON_THREADS = ("cut_rounds",)  # passes for the others
 
 

@@ -31,6 +31,7 @@ from .from_results import read_results
 from .recomputable import recomputable
 from .repeats import merge_repeats
 from .saved_gaps import mark_gaps
+from .statistics import trace_as_computed
 
 aten = torch.ops.aten
 
@@ -76,6 +77,7 @@ def _cut(
     from torch._functorch import config
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
+    trace_as_computed(joint)
     if recompute:
         without_detach(joint)
         seed_dropouts(joint)
