@@ -216,7 +216,7 @@ def joint_graphs():
 @pytest.fixture(scope="module", autouse=True)
 def joint_graphs_throughout(request):
     """Scripted training by joint graphs in all tests, with --joint."""
-    if not request.config.getoption("--joint") or request.path.parent.name not in ("e2e", "gpu"):
+    if not request.config.getoption("--joint") or request.path.parent.name == "pure":
         yield
         return
     from tsfuser import _C

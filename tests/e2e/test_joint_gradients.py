@@ -385,3 +385,18 @@ def test_a_number_makes_no_operand_larger():
   return (%2)""")
     joint = reverse(graph, (True, True))
     assert len(joint.graph.findAllNodes("aten::_grad_sum_to_size")) == 2  # of the sum's operands
+
+
+def test_a_permutation_that_is_none_is_the_ops_own_error():
+    def turned(x: Tensor, n: int):
+        return torch.tanh(x).permute(0, n, 1).sin() * 2.0
+
+    scripted, x = fresh(turned), torch.rand(2, 3, 4).requires_grad_()
+    with tsfuser.fuser():
+        for n in (2, 2, 2, 1, 1):
+            if n == 2:
+                (found,) = torch.autograd.grad(scripted(x, n).sum(), x)
+                torch.testing.assert_close(found, torch.autograd.grad(turned(x, n).sum(), x)[0])
+            else:
+                with pytest.raises(RuntimeError, match="permute"):
+                    scripted(x, n)

@@ -5,6 +5,8 @@
 
 #: By file and test, without parameters; a file alone stands for all its tests.
 REASONS: dict[str, str] = {
+    "test_counters.py::test_checks_of_batches_are_ops": "they are, in the graph of a region",
+    "test_differentiable_forms.py::test_a_step_is_logged_where_it_changes_a_graph": "there are no such steps",
     "test_differentiable_norms.py::test_a_norm_stays_one_node": "some become others",
     "test_chains.py::test_gradients_of_many_patterns": "each dtype and rank has a graph of its own",
     "test_direct.py::test_loops_over_dims_that_the_call_names": "each choice of dims has a graph of its own",

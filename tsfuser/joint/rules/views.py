@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import Refusal
 from ...graph.wrapper import LIST, inputs
 from ..terms import Term
 from .table import known_rank, rule, structural
@@ -46,6 +47,8 @@ def t(grad, self):
 @rule("aten::permute")
 def permute(grad, dims):
     dims = [d % len(dims) for d in structural(dims, "the order of a permute")]
+    if sorted(dims) != list(range(len(dims))):
+        raise Refusal("a permutation that does not name every dim once is an error in eager")
     return grad.permute([dims.index(d) for d in range(len(dims))])
 
 
