@@ -9,7 +9,6 @@ import tsfuser
 from kit.joint_calls import is_packed, leaves
 from kit.support import fresh, groups, script
 from tsfuser import options
-from tsfuser.joint.reverse import reverse
 from tsfuser.schedule.machine import Machine
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
@@ -372,19 +371,6 @@ def test_a_program_that_begins_with_a_loop_that_writes_to_a_list():
 
     scripted, (x,) = fresh(f), leaves((4, 4))
     assert_as_eager(scripted, f, (x,), 3)
-
-
-def test_a_number_makes_no_operand_larger():
-    """So its gradient is not summed, for which it would be asked for its sizes."""
-    graph = torch._C.parse_ir("""graph(%x : Float(2, 3, device=cpu), %w : Float(3, device=cpu)):
-  %two : float = prim::Constant[value=2.]()
-  %one : int = prim::Constant[value=1]()
-  %0 : Float(2, 3, device=cpu) = aten::mul(%x, %two)
-  %1 : Float(2, 3, device=cpu) = aten::add(%0, %w, %one)
-  %2 : Float(2, 3, device=cpu) = aten::div(%1, %two)
-  return (%2)""")
-    joint = reverse(graph, (True, True))
-    assert len(joint.graph.findAllNodes("aten::_grad_sum_to_size")) == 2  # of the sum's operands
 
 
 def test_a_permutation_that_is_none_is_the_ops_own_error():

@@ -1,0 +1,182 @@
+"""Graphs that are parted into regions, and what is written into the graph of one."""
+
+import pytest
+import torch
+
+import tsfuser
+from tsfuser import _C
+from tsfuser.debug.plans import plans_of
+from tsfuser.errors import Refusal
+from tsfuser.joint.autocast import write_casts
+from tsfuser.joint.regions import REGION, outline
+from tsfuser.joint.reverse import reverse
+
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
+
+
+def outlined(text):
+    """The kinds of the nodes of a graph with regions, and of those in each region."""
+    graph = torch._C.parse_ir(text)
+    outline(graph)
+    kinds = [n.kind() for n in graph.nodes() if n.kind() != "prim::Constant"]
+    regions = [n.g("Subgraph") for n in graph.findAllNodes(REGION, True)]
+    return kinds, [[n.kind() for n in r.nodes() if n.kind() != "prim::Constant"] for r in regions]
+
+
+def test_a_region_ends_at_an_effect():
+    kinds, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %0 : Tensor = aten::mul(%x, %w)
+  %1 : Tensor = aten::sin(%0)
+  %p : Tensor = other::op(%1)
+  %2 : Tensor = aten::cos(%1)
+  %3 : Tensor = aten::exp(%2)
+  return (%3)""")
+    assert kinds == [REGION, "other::op", REGION]
+    assert regions == [["aten::mul", "aten::sin"], ["aten::cos", "aten::exp"]]
+
+
+def test_a_write_to_an_input_is_in_no_region():
+    kinds, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %one : int = prim::Constant[value=1]()
+  %0 : Tensor = aten::mul(%x, %w)
+  %1 : Tensor = aten::sin(%0)
+  %2 : Tensor = aten::add_(%x, %w, %one)
+  %3 : Tensor = aten::mul(%1, %x)
+  %4 : Tensor = aten::cos(%3)
+  return (%4)""")
+    assert kinds == [REGION, "aten::add_", REGION]
+    assert regions == [["aten::mul", "aten::sin"], ["aten::mul", "aten::cos"]]
+
+
+def test_what_reads_nothing_of_a_region_stays_before_it():
+    kinds, regions = outlined("""graph(%p : (Tensor, Tensor), %x : Tensor):
+  %0 : Tensor = aten::sin(%x)
+  %a : Tensor, %b : Tensor = prim::TupleUnpack(%p)
+  %1 : Tensor = aten::mul(%0, %a)
+  return (%1)""")
+    assert (kinds, regions) == (["prim::TupleUnpack", REGION], [["aten::sin", "aten::mul"]])
+
+
+def test_an_op_without_a_derivative_here_ends_a_region():
+    kinds, _ = outlined("""graph(%x : Tensor):
+  %0 : Tensor = aten::sin(%x)
+  %1 : Tensor = aten::cos(%0)
+  %2 : Tensor = aten::special_erfcx(%1)
+  %3 : Tensor = aten::sin(%2)
+  %4 : Tensor = aten::cos(%3)
+  return (%4)""")
+    assert kinds == [REGION, "aten::special_erfcx", REGION]
+
+
+def test_a_list_of_given_tensors_is_made_outside():
+    kinds, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %0 : Tensor = aten::mul(%x, %w)
+  %all : Tensor[] = prim::ListConstruct(%x, %w)
+  %1 : Tensor = aten::sin(%0)
+  %2 : Tensor = other::op(%all)
+  return (%1, %2)""")
+    assert kinds == ["prim::ListConstruct", REGION, "other::op"]
+    assert regions == [["aten::mul", "aten::sin"]]
+
+
+def test_products_of_sizes_are_no_region():
+    kinds, regions = outlined("""graph(%x : Tensor, %n : int):
+  %0 : int = aten::mul(%n, %n)
+  %1 : int = aten::mul(%0, %n)
+  %2 : int = aten::add(%1, %n)
+  return (%2)""")
+    assert kinds == ["aten::mul", "aten::mul", "aten::add"] and not regions
+
+
+def test_blocks_have_regions_of_their_own():
+    kinds, regions = outlined("""graph(%x : Tensor, %c : bool):
+  %y : Tensor = prim::If(%c)
+    block0():
+      %0 : Tensor = aten::sin(%x)
+      %1 : Tensor = aten::cos(%0)
+      -> (%1)
+    block1():
+      -> (%x)
+  return (%y)""")
+    assert (kinds, regions) == (["prim::If"], [["aten::sin", "aten::cos"]])
+
+
+def test_numbers_of_elements_are_in_no_region():
+    kinds, _ = outlined(
+        """graph(%x : Tensor):
+  %0 : Tensor = aten::sin(%x)
+  %1 : Tensor = aten::sum(%0, %none)
+  %2 : Scalar = aten::item(%1)
+  return (%2)""".replace("%0 : T", "%none : NoneType = prim::Constant()\n  %0 : T", 1)
+    )
+    assert kinds == [REGION, "aten::item"]
+
+
+# ---- the graph of a region
+
+
+def test_casts_that_the_graph_does_not_show():
+    """Where torch writes none, or for another dtype: eager's ops cast themselves. Beside another cast of the
+    same op, one is written."""
+    text = """graph(%x : Float(2, 3, device=cpu), %w : Float(4, 3, device=cpu), %b : NoneType):
+  %off : bool = prim::Constant[value=0]()
+  %on : bool = prim::Constant[value=1]()
+  %half : int = prim::Constant[value=5]()
+  %bfloat : int = prim::Constant[value=15]()
+  %0 : Tensor = aten::_autocast_to_reduced_precision(%x, %off, %on, %half, %bfloat)
+  %1 : Tensor = aten::_autocast_to_reduced_precision(%w, %off, %on, %half, %bfloat)
+  %2 : Tensor = aten::linear(%0, %1, %b)
+  return (%2)"""
+    beside = text.replace("linear(%0", "linear(%x")
+    shown, one, hidden = (
+        torch._C.parse_ir(t) for t in (text, beside, beside.replace("linear(%x, %1", "linear(%x, %w"))
+    )
+    for graph in (shown, one, hidden):
+        write_casts(graph)
+    with torch.autocast("cpu", torch.bfloat16):
+        write_casts(shown)
+        write_casts(one)
+        with pytest.raises(Refusal, match="does not show"):
+            write_casts(hidden)
+    written = one.findNode("aten::linear").inputsAt(0).node()
+    assert written.kind() == "aten::_autocast_to_reduced_precision"
+    assert written.inputsAt(0).debugName() == "x"
+    with torch.autocast("cpu", torch.float16), pytest.raises(Refusal, match="another dtype"):
+        write_casts(shown)
+
+
+def test_a_number_makes_no_operand_larger():
+    """So its gradient is not summed, for which it would be asked for its sizes."""
+    graph = torch._C.parse_ir("""graph(%x : Float(2, 3, device=cpu), %w : Float(3, device=cpu)):
+  %two : float = prim::Constant[value=2.]()
+  %one : int = prim::Constant[value=1]()
+  %0 : Float(2, 3, device=cpu) = aten::mul(%x, %two)
+  %1 : Float(2, 3, device=cpu) = aten::add(%0, %w, %one)
+  %2 : Float(2, 3, device=cpu) = aten::div(%1, %two)
+  return (%2)""")
+    joint = reverse(graph, (True, True))
+    assert len(joint.graph.findAllNodes("aten::_grad_sum_to_size")) == 2  # of the sum's operands
+
+
+def test_inputs_without_names(device):
+    """Of a program with a branch on a flag, whose copies are calls of programs with regions."""
+    graph = torch._C.parse_ir("""graph(%0 : Tensor, %1 : Tensor, %2 : bool):
+  %3 : Tensor = aten::mul(%0, %1)
+  %4 : Tensor = prim::If(%2)
+    block0():
+      %5 : Tensor = aten::sin(%3)
+      -> (%5)
+    block1():
+      %6 : Tensor = aten::cos(%3)
+      -> (%6)
+  %7 : Tensor = aten::mul(%4, %0)
+  return (%7)""")
+    scripted = torch._C._create_function_from_graph("unnamed", graph)
+    x, w = (torch.rand(4, 4, device=device).requires_grad_() for _ in range(2))
+    with tsfuser.fuser():
+        for _ in range(4):
+            (got,) = torch.autograd.grad(scripted(x, w, True).sum(), x)
+    (want,) = torch.autograd.grad(((x * w).sin() * x).sum(), x)
+    torch.testing.assert_close(got, want)
+    settled = list(plans_of(scripted.get_debug_state()))
+    assert any(graph for plan in settled for graph in _C.joint_graphs(plan.code))
