@@ -115,7 +115,7 @@ def _chunked(loop: For) -> list[Stmt]:
         (s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)),
         None,
     )
-    if lanes is None or any(lanes.var in ix.names(getattr(s, "guard", None)) for s in lanes.body):
+    if lanes is None or _ends_in(loop, lanes):
         return [loop]  # `peel` leaves few iterations with bounds
     sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM}
     floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"}
@@ -147,6 +147,13 @@ def _chunked(loop: For) -> list[Stmt]:
     before = [Accumulator(part, "float", lanes.trips, "0.0f") for part in parts.values()]
     chunks = ix.div(ix.add(loop.extent, FLOAT_ADDITIONS - 1), FLOAT_ADDITIONS)
     return [For(chunk_loop, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
+
+
+def _ends_in(loop: For, lanes: For) -> bool:
+    """Whether the bounds of `lanes` are other ones in some iterations of `loop`."""
+    inside = {defined(s) for s in loop.body} | {loop.var}
+    guards = [ix.conjuncts(getattr(s, "guard", None)) for s in lanes.body]
+    return any(lanes.var in (names := ix.names(c)) and names & inside for found in guards for c in found)
 
 
 _SUM = COMBINATIONS["sum"].symbol

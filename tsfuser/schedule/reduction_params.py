@@ -142,19 +142,12 @@ def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine
 
 
 def _host_columns(call: Call, segment: Segment, columns: Size) -> int:
-    """How many columns a block of the host adds up: more than `HOST_COLUMNS` only where few of them are left
-    over, as those of a block that is not whole take longer."""
+    """How many columns a block of the host adds up."""
     sums = sum(3 if op.combine in MOMENTS else 1 for op in segment.reductions)
     most = PAGE_COLUMNS
-    while most > HOST_COLUMNS:
-        if most * sums <= CACHED_COLUMNS and call.decide(_fits(columns, most)):
-            return most
+    while most > HOST_COLUMNS and most * sums > CACHED_COLUMNS:
         most //= 2
-    return host_lanes(call, columns, HOST_COLUMNS)
-
-
-def _fits(columns: Size, most: int) -> Size:
-    return sz.maximum(sz.eq(columns % most, 0), sz.le(8 * most, columns))
+    return host_lanes(call, columns, most)
 
 
 def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool) -> Shape:
