@@ -166,6 +166,15 @@ def test_unknown_names_are_refused():
         assert done.returncode == 2 and "not one of" in done.stderr
 
 
+def test_cpu_tensors_have_a_table_of_their_own(tmp_path):
+    path = tmp_path / "cpu.json"
+    done = run("bench", "--cpu", "--quick", "--only", "bias", "--peers", "eager,tsfuser", "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^bias +(\w+) .* \d+\.\d\d$", done.stdout, re.M) == ["forward", "training"]
+    assert [set(row["us"]) for row in json.loads(path.read_text())["rows"]] == [{"eager", "tsfuser"}] * 2
+    assert "geometric mean" not in done.stdout  # nothing to compare with
+
+
 def test_graphs_are_of_networks_only():
     done = run("bench", "--graphs", "--quick")
     assert done.returncode == 2 and "--graphs needs --networks" in done.stderr
