@@ -11,6 +11,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.support import assert_matches, fresh, run_python
 from tsfuser import _C
 from tsfuser.errors import PassFailed
@@ -147,7 +148,10 @@ def test_a_pass_of_torchscript_fails(device, monkeypatch, module, list_name, nam
         texts = all_calls(net, x, calls=5)
     if fails:  # not each graph comes to the last passes
         assert_told(texts, name, before)
-    assert fails or name in ("merge_views", "move_views_out", "tidy", "name_groups", "drop")
+    # steps on autodiff's graphs change no joint graph
+    assert (
+        fails or by_joint_graphs() or name in ("merge_views", "move_views_out", "tidy", "name_groups", "drop")
+    )
 
 
 def functions_of(module):
