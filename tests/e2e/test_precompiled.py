@@ -199,3 +199,22 @@ def test_damaged_content_is_an_error_that_torch_catches(damage):
     content = read._artifacts.compiled_fn._content
     with pytest.raises(RuntimeError, match="cannot be read"):
         precompiled.load(damage(content))
+
+
+def test_a_graph_that_torch_does_not_take_runs_all_the_same(monkeypatch):
+    from torch._dynamo.precompile_context import PrecompileContext
+
+    asked = []
+
+    def refuse(artifact):
+        asked.append(artifact)
+        raise ValueError("no")
+
+    monkeypatch.setattr(PrecompileContext, "record_artifact", refuse)
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
+    with torch._dynamo.config.patch(caching_precompile=True):
+        found = torch.compile(product, backend="tsfuser")(x, y)
+        (gradient,) = torch.autograd.grad(found.square().sum(), x)
+    assert asked
+    assert_matches(found.detach(), product(x, y).detach(), ops=50)
+    assert_matches(gradient, torch.autograd.grad(product(x, y).square().sum(), x)[0], ops=200)

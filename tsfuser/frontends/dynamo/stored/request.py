@@ -66,7 +66,7 @@ class Request:
                 return None
             call, made = record.read(found, args, aot_config)
         except Exception as error:
-            self._left("no compiled graph could be read from disk", error)
+            self.say_why("no compiled graph could be read from disk", error)
             return None
         self.kept = found
         counters.count("graphs_read")
@@ -86,7 +86,7 @@ class Request:
                 raise Refusal("options have changed since the forward was compiled")
             self._programs[role] = record.Program.of(made)
         except Exception as error:
-            self._left("a compiled graph is not kept on disk", error)
+            self.say_why("a compiled graph is not kept on disk", error)
 
     def keep(self, entry: Any) -> None:
         """Puts the record on disk."""
@@ -98,7 +98,7 @@ class Request:
                 all_kept = [(entry.guards_expr, self.kept), *others][:_MOST]
                 _cache().put(self.key, _SUFFIX, marshal.dumps(all_kept))
         except Exception as error:
-            self._left("a compiled graph is not kept on disk", error)
+            self.say_why("a compiled graph is not kept on disk", error)
         self._programs.clear()  # torch holds the request as long as the function
 
     def _key(self, module: Any, args: list[Any], aot_config: Any) -> Key:
@@ -122,7 +122,8 @@ class Request:
         key.request = self
         return key
 
-    def _left(self, what: str, error: Exception) -> None:
+    def say_why(self, what: str, error: Exception) -> None:
+        """Writes into the log what is not done, and why."""
         interrupts.pass_on(error)
         self.reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
         log.write("kernel_cache", what, f"graph {self._source.number}: {self.reason}")

@@ -93,9 +93,12 @@ def install() -> None:
 
 def _hand_over(aot_config: Any, request: Request) -> None:
     """Torch writes TorchDynamo's results and those of compilers to disk."""
-    from .precompiled import hand_over
+    try:
+        from .precompiled import hand_over
 
-    hand_over(aot_config.precompile_backend_id, request)
+        hand_over(aot_config.precompile_backend_id, request)
+    except Exception as error:
+        request.say_why("torch's precompilation does not get a compiled graph", error)
 
 
 def _config_is_frozen() -> bool:
