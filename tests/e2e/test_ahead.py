@@ -102,5 +102,5 @@ def test_what_the_program_raises_is_raised():
         tsfuser.warm(script(SOURCE), (torch.ones(2, 3), torch.ones(4)))
     with pytest.raises(TypeError, match="argument"):
         tsfuser.warm(script(SOURCE), {"y": torch.ones(3)})
-    with pytest.raises(TypeError, match="torch.jit.script or torch.compile"):
+    with pytest.raises(TypeError, match="torch.jit.script or of torch.compile"):
         tsfuser.warm(3, (torch.ones(3),))
