@@ -268,6 +268,18 @@ def forgotten():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def store(tmp_path):
+    """An empty disk cache in which graphs and plans are kept."""
+    from tsfuser import options
+    from tsfuser.planning import compile
+
+    compile._target.cache_clear()  # they hold the cache
+    with options.override(stored_graphs=True, stored_plans=True, cache_dir=tmp_path / "cache"):
+        yield tmp_path / "cache"
+    compile._target.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def no_pass_fails(request):
     """A pass that gives up is a mistake, which would hide as "unfused"; but for the tests marked

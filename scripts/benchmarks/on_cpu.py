@@ -14,7 +14,7 @@ import torch.nn.functional as F
 PEERS = ("eager", "inductor", "tsfuser")
 MODES = ("forward", "training")
 ROUNDS, CALLS = 5, 8
-HALF = torch.bfloat16
+BF16 = torch.bfloat16
 
 
 def leaf(*sizes, dtype=torch.float32, grad=True):
@@ -68,20 +68,20 @@ def small(x, y):
 #: By name: the function, the sizes of its operands, their dtype, and that of those with one dim.
 CASES = {
     "gelu": (gelu, ("NC", "C", "NC"), torch.float32, torch.float32),
-    "gelu_bf16": (gelu, ("NC", "C", "NC"), HALF, HALF),
+    "gelu_bf16": (gelu, ("NC", "C", "NC"), BF16, BF16),
     "bias": (bias, ("NC", "C"), torch.float32, torch.float32),
     "layer_norm": (layer_norm, ("NC", "NC", "C", "C"), torch.float32, torch.float32),
-    "layer_norm_bf16": (layer_norm, ("NC", "NC", "C", "C"), HALF, HALF),
+    "layer_norm_bf16": (layer_norm, ("NC", "NC", "C", "C"), BF16, BF16),
     "lone_layer_norm": (lone_layer_norm, ("NC", "C", "C"), torch.float32, torch.float32),
     "rms_norm": (rms_norm, ("NC", "C"), torch.float32, torch.float32),
-    "rms_norm_bf16": (rms_norm, ("NC", "C"), HALF, HALF),
+    "rms_norm_bf16": (rms_norm, ("NC", "C"), BF16, BF16),
     "softmax": (softmax, ("NC", "NC"), torch.float32, torch.float32),
-    "softmax_bf16": (softmax, ("NC", "NC"), HALF, HALF),
+    "softmax_bf16": (softmax, ("NC", "NC"), BF16, BF16),
     "row_sums": (row_sums, ("NC", "NC"), torch.float32, torch.float32),
-    "row_sums_bf16": (row_sums, ("NC", "NC"), HALF, HALF),
+    "row_sums_bf16": (row_sums, ("NC", "NC"), BF16, BF16),
     "column_sums": (column_sums, ("NC", "NC"), torch.float32, torch.float32),
     "batch_norm": (batch_norm, ("BKHH", "K", "K"), torch.float32, torch.float32),
-    "batch_norm_bf16": (batch_norm, ("BKHH", "K", "K"), HALF, torch.float32),
+    "batch_norm_bf16": (batch_norm, ("BKHH", "K", "K"), BF16, torch.float32),
     "transposed_add": (transposed_add, ("CC", "CC"), torch.float32, torch.float32),
     "small": (small, ("SS", "SS"), torch.float32, torch.float32),
 }
@@ -90,9 +90,9 @@ TINY = {"N": 24, "C": 32, "B": 2, "K": 4, "H": 6, "S": 8}
 
 
 def operands(case, sizes):
-    _, dims, dtype, narrow = case
+    _, dims, dtype, of_rows = case
     given = [tuple(sizes[d] for d in text) for text in dims]
-    return [leaf(*s, dtype=narrow if len(s) == 1 else dtype) for s in given]
+    return [leaf(*s, dtype=of_rows if len(s) == 1 else dtype) for s in given]
 
 
 def step(function, given, mode):

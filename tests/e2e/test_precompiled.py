@@ -11,9 +11,8 @@ import tsfuser
 from kit import stored_graphs as programs
 from kit.support import assert_matches, run_python
 from tsfuser import options
-from tsfuser.planning import compile
 
-pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error"), pytest.mark.graphs]
+pytestmark = [pytest.mark.usefixtures("forgotten", "store", "fused_or_error"), pytest.mark.graphs]
 
 ROWS = """
 import sys, torch, tsfuser
@@ -33,15 +32,6 @@ torch.testing.assert_close(z, still(x.detach()[:, :6]))
 torch.testing.assert_close(gradient, torch.autograd.grad(block(x).square().sum(), x)[0])
 print(*counted)
 """
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path):
-    """An empty disk cache in which graphs and plans are kept."""
-    compile._target.cache_clear()  # they hold the cache
-    with options.override(stored_graphs=True, stored_plans=True, cache_dir=tmp_path / "cache"):
-        yield tmp_path / "cache"
-    compile._target.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -337,7 +337,7 @@ def f(x, y):
 @pytest.mark.parametrize("rows", [1, 300])
 @pytest.mark.parametrize("columns", [255, 256, 768, 1536, 3072, 8192 + 5])
 def test_columns_that_are_added_up_by_pages(device, rows, columns):
-    """How many a block adds up is another number for each of these widths, and where there are fewer sums."""
+    """Blocks of up to 1,024 columns, of fewer where there are more sums, and some that are not whole."""
     x, y = tensor(rows, columns, device=device), tensor(rows, columns, device=device, seed=1)
     check(Fused(COLUMN_SUMS), x, y)
     check(Fused("def f(x, y):\n    p = x * y\n    return p, p.sum(0)\n"), x, y)

@@ -18,16 +18,7 @@ from tsfuser import options
 from tsfuser.frontends.dynamo.stored import record
 from tsfuser.planning import compile
 
-pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error"), pytest.mark.graphs]
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path):
-    """An empty disk cache in which graphs and plans are kept."""
-    compile._target.cache_clear()  # they hold the cache
-    with options.override(stored_graphs=True, stored_plans=True, cache_dir=tmp_path / "cache"):
-        yield tmp_path / "cache"
-    compile._target.cache_clear()
+pytestmark = [pytest.mark.usefixtures("forgotten", "store", "fused_or_error"), pytest.mark.graphs]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ becomes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from . import index as ix
@@ -66,10 +67,15 @@ def store_once(body: Body) -> Body:
     for lane in n: S; if i + lane < 1: out[j] = x   ->   for lane in n: S
                                                          if 0 < n && i < 1: out[j] = x
     """
+    return _in_loops(body, "simd", _stored_once)
+
+
+def _in_loops(body: Body, bind: str, change: Callable[[For], list[Stmt]]) -> Body:
+    """`body` with each loop of the binding changed, those inside of others first."""
     result: list[Stmt] = []
     for s in body:
-        s = with_bodies(s, store_once)
-        result += _stored_once(s) if isinstance(s, For) and s.bind == "simd" else [s]
+        s = with_bodies(s, lambda inner: _in_loops(inner, bind, change))
+        result += change(s) if isinstance(s, For) and s.bind == bind else [s]
     return tuple(result)
 
 
@@ -103,11 +109,7 @@ FLOAT_ADDITIONS = 16  # to an accumulator of float, before it is added to one of
 def chunk(body: Body) -> Body:
     """Adds floats in float, 16 times, and then to the accumulators of double: converting each would take
     longer than adding it."""
-    result: list[Stmt] = []
-    for s in body:
-        s = with_bodies(s, chunk)
-        result += _chunked(s) if isinstance(s, For) and s.bind == "serial" else [s]
-    return tuple(result)
+    return _in_loops(body, "serial", _chunked)
 
 
 def _chunked(loop: For) -> list[Stmt]:
@@ -170,11 +172,7 @@ def draw(body: Body) -> Body:
                                                         u_drawn[] = 256 of uniform(at + piece * 256)
                                                         for lane in 256: u = u_drawn[lane]; S
     """
-    result: list[Stmt] = []
-    for s in body:
-        s = with_bodies(s, draw)
-        result += _drawn(s) if isinstance(s, For) and s.bind == "simd" else [s]
-    return tuple(result)
+    return _in_loops(body, "simd", _drawn)
 
 
 def _drawn(loop: For) -> list[Stmt]:

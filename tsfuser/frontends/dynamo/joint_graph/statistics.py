@@ -37,6 +37,7 @@ def _is_norm(op: torch._ops.OpOverload) -> bool:
 
 def _is_mixed(norm: fx.Node) -> bool:
     given = {x.name: value for x, value in zip(norm.target._schema.arguments, norm.args)}
+    given.update(norm.kwargs)
     operand = given["input"].meta["val"]
     parameters = [given.get(name) for name in _PARAMETERS]
     return (
