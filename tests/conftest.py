@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import autodiff_only, torch_ops
+from kit import autodiff_only, other_fusers, torch_ops
 from kit.launches import FIBERS
 
 # Else each worker compiles all modules of tests, and each process that they start all of tsfuser.
@@ -303,26 +303,9 @@ def _failed():
 @pytest.fixture(autouse=True)
 def no_switch_stays():
     """A switch of torch's other fusers that a test leaves changes what later tests of its process see."""
-    before = _switches()
+    before = other_fusers.switches()
     yield
-    left = {name: state for name, state in _switches().items() if before.get(name, state) != state}
-    for name in left:
-        getattr(sys.modules["torch"]._C, _SWITCHES[name])(before[name])
-    assert not left
-
-
-#: By the function that tells a switch of torch, the one that sets it.
-_SWITCHES = {
-    "_jit_texpr_fuser_enabled": "_jit_set_texpr_fuser_enabled",
-    "_jit_can_fuse_on_cpu": "_jit_override_can_fuse_on_cpu",
-    "_jit_can_fuse_on_gpu": "_jit_override_can_fuse_on_gpu",
-}
-
-
-def _switches():
-    """The state of each; pure tests import no torch."""
-    torch = sys.modules.get("torch")
-    return {name: getattr(torch._C, name)() for name in _SWITCHES} if hasattr(torch, "_C") else {}
+    assert not other_fusers.set_back(before)
 
 
 @pytest.fixture(autouse=True)

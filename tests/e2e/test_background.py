@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tsfuser
+from kit import other_fusers
 from kit.support import assert_matches, run_python, script
 from tsfuser import options
 from tsfuser.errors import Refusal
@@ -68,6 +69,18 @@ def test_scripted_calls_wait_for_nothing(device, held):
     assert set(tsfuser.stats()["fallbacks"]) == {REASON}
 
 
+@contextlib.contextmanager
+def enabled():
+    with other_fusers.kept():
+        tsfuser.enable(background=True)
+        try:
+            yield
+        finally:
+            tsfuser.enable(background=False)
+            tsfuser.disable()
+            options.state.background = options.state.enabled = None
+
+
 @pytest.mark.parametrize("how", ["options", "fuser", "enable", "variable"])
 def test_compiled_calls_wait_for_nothing(device, held, how):
     x, y = torch.randn(33, 17, device=device, requires_grad=True), torch.randn(17, device=device)
@@ -75,29 +88,20 @@ def test_compiled_calls_wait_for_nothing(device, held, how):
     around = {
         "fuser": lambda: tsfuser.fuser(background=True),
         "variable": lambda: options.override(compile="background"),
+        "enable": enabled,
     }.get(how, contextlib.nullcontext)
-    nnc = torch._C._jit_texpr_fuser_enabled()
-    if how == "enable":
-        tsfuser.enable(background=True)
-    try:
-        with around():
-            compiled = torch.compile(first, backend="tsfuser", **choices)
-            (expected,) = torch.autograd.grad(first(x, y).square().sum(), x)
-            for ready in (False, True):
-                for _ in range(2):
-                    result = compiled(x, y)
-                    (grad,) = torch.autograd.grad(result.square().sum(), x)
-                    assert_matches(result.detach(), first(x, y).detach(), ops=50)
-                    assert_matches(grad, expected, ops=200)
-                assert (tsfuser.stats()["launches"] > 0) == ready
-                held.set()
-                assert tsfuser.wait(60)
-    finally:
-        if how == "enable":
-            tsfuser.enable(background=False)
-            tsfuser.disable()
-            torch._C._jit_set_texpr_fuser_enabled(nnc)
-            options.state.background = options.state.enabled = None
+    with around():
+        compiled = torch.compile(first, backend="tsfuser", **choices)
+        (expected,) = torch.autograd.grad(first(x, y).square().sum(), x)
+        for ready in (False, True):
+            for _ in range(2):
+                result = compiled(x, y)
+                (grad,) = torch.autograd.grad(result.square().sum(), x)
+                assert_matches(result.detach(), first(x, y).detach(), ops=50)
+                assert_matches(grad, expected, ops=200)
+            assert (tsfuser.stats()["launches"] > 0) == ready
+            held.set()
+            assert tsfuser.wait(60)
     assert set(tsfuser.stats()["fallbacks"]) == {REASON}
 
 

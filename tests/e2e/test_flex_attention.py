@@ -69,15 +69,21 @@ def test_sizes_that_vary_masks_and_tensors_of_the_program(on):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no such backward on the CPU")
 def test_it_trains():
-    found = []
-    given = operands("cuda", dtype=torch.bfloat16, width=64)
-    for called in (torch.compile(function, backend="tsfuser", fullgraph=True), function):
-        leaves = [x.clone().requires_grad_() for x in given]
+    def step(called, dtype):
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in given]
         out = called(*leaves)
         out.float().square().sum().backward()
-        found.append([out.detach(), *(leaf.grad for leaf in leaves)])
-    for ours, eager in zip(*found):
-        assert (ours.float() - eager.float()).abs().max() <= 0.03 * eager.float().abs().max()
+        return [x.float() for x in (out.detach(), *(leaf.grad for leaf in leaves))]
+
+    given = operands("cuda", dtype=torch.bfloat16, width=64)
+    compiled = torch.compile(function, backend="tsfuser", fullgraph=True)
+    ours, eager, exact = (
+        step(compiled, torch.bfloat16),
+        step(function, torch.bfloat16),
+        step(function, torch.float32),
+    )
+    for got, rounded, true in zip(ours, eager, exact):
+        assert (got - true).abs().max() <= 1.5 * (rounded - true).abs().max()
     assert by_inductor.REASON in reasons()
 
 

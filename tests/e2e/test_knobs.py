@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit import other_fusers
 from kit.support import fuse
 from tsfuser import _C, knobs, options
 from tsfuser.planning import compile
@@ -33,9 +34,8 @@ def restored(monkeypatch):
     """Each test starts from the defaults and leaves them."""
     options.state.__init__()
     knobs.install()
-    texpr = torch._C._jit_texpr_fuser_enabled()
-    yield
-    torch._C._jit_set_texpr_fuser_enabled(texpr)
+    with other_fusers.kept():
+        yield
     options.state.__init__()
     knobs.install()
 

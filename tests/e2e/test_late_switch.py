@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit import other_fusers
 from kit.support import fresh
 from tsfuser.debug import unfused_functions
 
@@ -75,11 +76,10 @@ def warned(switch):
 
 @contextlib.contextmanager
 def enabled():
-    before = torch._C._jit_texpr_fuser_enabled()
-    tsfuser.enable()
-    yield
-    tsfuser.disable()
-    torch._C._jit_set_texpr_fuser_enabled(before)
+    with other_fusers.kept():
+        tsfuser.enable()
+        yield
+        tsfuser.disable()
 
 
 def by_torch():

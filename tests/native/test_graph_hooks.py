@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kit import other_fusers
 from tsfuser.frontends.torchscript.profile import remove_profile_nodes
 from tsfuser.planning import failures
 
@@ -10,10 +11,9 @@ from tsfuser.planning import failures
 @pytest.fixture
 def executor():
     """Profiling executor with the texpr fuser off, as `torch.jit.fuser("fuser2")` has it."""
-    before = torch._C._jit_texpr_fuser_enabled()
-    torch._C._jit_set_texpr_fuser_enabled(False)
-    yield
-    torch._C._jit_set_texpr_fuser_enabled(before)
+    with other_fusers.kept():
+        torch._C._jit_set_texpr_fuser_enabled(False)
+        yield
 
 
 def scripted():

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from kit import other_fusers
 from kit.native_support import ADD, add_plan, group_function, refusing_plan
 
 
@@ -132,9 +133,8 @@ def test_a_graph_pass_is_not_interrupted(native):
         passed.append(len(noisy))
         return graph
 
-    before = torch._C._jit_texpr_fuser_enabled()
-    torch._C._jit_set_texpr_fuser_enabled(False)
-    try:
+    with other_fusers.kept():
+        torch._C._jit_set_texpr_fuser_enabled(False)
         native.set_pass(rewrite)
         native.set_enabled(True)
 
@@ -143,8 +143,6 @@ def test_a_graph_pass_is_not_interrupted(native):
 
         f, a = torch.jit.script(program), torch.randn(3)
         errors = [raised_by(lambda: f(a, a)) for _ in range(3)]
-    finally:
-        torch._C._jit_set_texpr_fuser_enabled(before)
     assert passed == [10]
     assert [type(error) for error in errors if error] == [KeyboardInterrupt]
 
