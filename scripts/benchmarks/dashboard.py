@@ -116,12 +116,14 @@ def _note(found, row):
 
 
 def _side_by_side(orders, request):
-    """The rows of the part `steady`; None for what there was no time for."""
+    """The rows of the part `steady`; None for what there was no time for. A model that fails runs once more
+    by itself: the others may have held the device's memory."""
     if time.monotonic() > request.deadline:
         return
     # inductor starts as many compilers in each process as there are cores
     alone = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     children, rows = [Child(_CHILD, alone) for _ in orders], [_row(order) for order in orders]
+    again = []
     try:
         end = min(request.deadline, time.monotonic() + WARM_UP)
         for order, child in zip(orders, children):
@@ -129,24 +131,30 @@ def _side_by_side(orders, request):
         for row, child in zip(rows, children):
             for found in child.told(max(0.0, end - time.monotonic()), until="ready"):
                 _note(found, row)
-        for row, child in zip(rows, children):
+        for order, row, child in zip(orders, rows, children):
             left = min(MOST, request.deadline - time.monotonic())
             if child.process.poll() is None and left > 0:
                 child.send("measure")
                 for found in child.told(left):
                     _note(found, row)
-            yield None if time.monotonic() > request.deadline and not _whole(row) else row
+            if len(orders) > 1 and any(map(_has_failed, row["cells"].values())):
+                again.append(order)
+            else:
+                yield None if time.monotonic() > request.deadline and not _whole(row) else row
     finally:
         for child in children:
             child.end()
+    for order in again:
+        yield from _side_by_side([order], request)
 
 
 def _whole(row):
     """Whether each peer was timed, or has failed by itself and not for want of time."""
-    return all(
-        "ms" in cell or "error" in cell and "not all was measured" not in cell["error"]
-        for cell in row["cells"].values()
-    )
+    return all("ms" in cell or _has_failed(cell) for cell in row["cells"].values())
+
+
+def _has_failed(cell):
+    return "error" in cell and "not all was measured" not in cell["error"]
 
 
 def _alone(order, request, root):

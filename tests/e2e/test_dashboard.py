@@ -75,6 +75,36 @@ def test_what_the_time_did_not_suffice_for_is_measured_in_the_next_run(tmp_path,
     assert list(dashboard.measure(request, path)) == [] == dashboard.read(path)
 
 
+def test_a_model_that_fails_beside_others_runs_once_more_by_itself(tmp_path, monkeypatch):
+    alive = []
+
+    class Crowded:
+        def __init__(self, *arguments):
+            alive.append(self)
+            self.process = self
+
+        def told(self, seconds, until=None):
+            if until is None:
+                return iter([{"peer": peer, "ms": 1.0} for peer in dashboard.COMPARED])
+            held = len(alive) > 1 and self is alive[0]
+            return iter([{"error": "OutOfMemoryError: others have it"}] if held else [{"ready": True}])
+
+        def poll(self):
+            return 1 if len(alive) > 1 and self is alive[0] else None
+
+        def end(self):
+            alive.remove(self)
+
+        send = lambda *arguments, **named: None
+
+    monkeypatch.setattr(dashboard, "Child", Crowded)
+    modes, peers = ["training", "inference"], list(dashboard.COMPARED)
+    request = dashboard.Request(["dlrm"], modes, ["steady"], peers, False)
+    found = list(dashboard.measure(request, tmp_path / "results.jsonl"))
+    assert [row["mode"] for row in found] == ["inference", "training"]
+    assert all(row["cells"] == {peer: {"ms": 1.0} for peer in peers} for row in found)
+
+
 def test_a_block_is_measured_in_its_mode(tmp_path):
     path, names = tmp_path / "results.jsonl", ["modulated", "float8_rows"]
     done = run("--json", path, "--only", ",".join(names), "--peers", "eager,tsfuser", kind="--blocks")
