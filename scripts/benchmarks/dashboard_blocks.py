@@ -123,6 +123,18 @@ def routed(scores: Tensor) -> tuple[Tensor, Tensor]:
     return likely * chosen, chosen.float().mean(0) @ likely.mean(0)
 
 
+def top_p(logits: Tensor) -> Tensor:
+    """What nucleus sampling leaves of sorted logits."""
+    likely = torch.softmax(logits.float(), -1)
+    before = torch.cumsum(likely, -1) - likely
+    return torch.where(before < 0.9, logits, -math.inf)
+
+
+def places_in_experts(chosen: Tensor) -> Tensor:
+    """How many words before each one have gone to the same expert."""
+    return (torch.cumsum(chosen, 0) - chosen) * chosen
+
+
 def adamw(*tensors: Tensor) -> list[Tensor]:
     """A step of AdamW, all tensors of it at once: parameters, gradients, both moments."""
     count = len(tensors) // 4
@@ -234,6 +246,11 @@ def _experts(large, n):
     }
 
 
+def _chosen_experts(large, n):
+    count = 64 if large else 5
+    return {"chosen": F.one_hot(torch.randint(count, (n,)), count)}
+
+
 def _words(large, n):
     count, length, width = (32000, 1024, 1024) if large else (50, 6, 16)
     table, places = _randn(count, width), _randn(length, width)
@@ -275,6 +292,10 @@ BLOCKS: dict[str, Model] = {
     "experts": _block(combined, _experts, 16384, "experts weights residual"),
     "embedding_norm": _block(embedded, _words, 16, "table places weight"),
     "router": _block(routed, lambda big, n: {"scores": _randn(n, 64 if big else 5)}, 65536, "scores"),
+    "top_p": _block(
+        top_p, lambda big, n: {"logits": _randn(n, 32000 if big else 9).sort(-1, descending=True)[0]}, 1024
+    ),
+    "places_in_experts": _block(places_in_experts, _chosen_experts, 16384),
     "adamw": _block(adamw, functools.partial(_many, 4), 1, named=False),
     "gradient_clip": _block(clipped, functools.partial(_many, 1), 1, named=False),
 }

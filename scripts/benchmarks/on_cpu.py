@@ -61,6 +61,19 @@ def transposed_add(x, y):
     return x + y.t() * 1.5
 
 
+def top_p(x):
+    likely = torch.softmax(x, -1)
+    return likely * ((torch.cumsum(likely, -1) - likely).detach() < 0.9)
+
+
+def running_sums(x):
+    return torch.cumsum(x * 2, -1) + 1
+
+
+def running_sums_of_columns(x):
+    return torch.cumsum(x * 2, 0) + 1
+
+
 def small(x, y):
     return torch.relu(x * y + 1)
 
@@ -83,6 +96,9 @@ CASES = {
     "batch_norm": (batch_norm, ("BKHH", "K", "K"), torch.float32, torch.float32),
     "batch_norm_bf16": (batch_norm, ("BKHH", "K", "K"), BF16, torch.float32),
     "transposed_add": (transposed_add, ("CC", "CC"), torch.float32, torch.float32),
+    "top_p": (top_p, ("NC",), torch.float32, torch.float32),
+    "running_sums": (running_sums, ("NC",), torch.float32, torch.float32),
+    "running_sums_of_columns": (running_sums_of_columns, ("NC",), torch.float32, torch.float32),
     "small": (small, ("SS", "SS"), torch.float32, torch.float32),
 }
 SIZES = {"N": 2048, "C": 1024, "B": 32, "K": 64, "H": 28, "S": 8}

@@ -34,7 +34,7 @@ class Packed(nn.Module):
         q = q.view(length, batch * 2, 8).transpose(0, 1)
         k = k.view(length, batch * 2, 8).transpose(0, 1)
         v = v.view(length, batch * 2, 8).transpose(0, 1)
-        return torch.cumsum(torch.cumsum(q, 0) * torch.cumsum(k, 1) + torch.cumsum(v, 2), 0)
+        return torch.sort(torch.sort(q, 0)[0] * torch.sort(k, 1)[0] + torch.sort(v, 2)[0], 0)[0]
 
     def touch(self, q):
         pass
@@ -50,7 +50,7 @@ class Sections(nn.Module):
 
     def forward(self, x):
         y = torch.tanh(x).unflatten(1, (-1, 4)).transpose(0, 1).contiguous()
-        return torch.cumsum(y[0], 0) * torch.cumsum(y[-1], 1)
+        return torch.sort(y[0], 0)[0] * torch.sort(y[-1], 1)[0]
 
 
 class Rows(nn.Module):
@@ -58,7 +58,7 @@ class Rows(nn.Module):
 
     def forward(self, x):
         y = torch.tanh(x).unflatten(1, (-1, 4)).contiguous()
-        return torch.cumsum(y[0], 0) * torch.cumsum(y[-1], 1)
+        return torch.sort(y[0], 0)[0] * torch.sort(y[-1], 1)[0]
 
 
 def own(module, *arguments):

@@ -116,7 +116,7 @@ def test_parts_that_are_alike_are_told_once(explained):
 
 def test_parts_that_leave_out_other_lines_are_not_alike(device):
     def function(x, w):
-        y = torch.cumsum(torch.relu(x + 1.0) * 0.5, 0)
+        y = torch.sort(torch.relu(x + 1.0) * 0.5, 0)[0]
         z = torch.mm(torch.relu(y + 1.0) * 0.5, w)
         return torch.relu(z + 1.0) * 0.5
 

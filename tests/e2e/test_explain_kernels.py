@@ -55,7 +55,7 @@ def test_kernels_print_as_a_table_and_one_by_one(found):
 
 
 def unfused(x):
-    return torch.cumsum(x, 0)
+    return torch.sort(x, 0)[0]
 
 
 def test_nothing_fused_prints_so():

@@ -16,13 +16,13 @@ from tsfuser.grouping.gelu_products import GELU_PRODUCT
 pytestmark = [pytest.mark.graphs, pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 
 HALVES = [torch.bfloat16, torch.float16]
-#: Of x[n, k] or x[.., n, k], weight v[m, k] of a linear, w[k, m], b[m]; torch.cumsum is no op of groups.
+#: Of x[n, k] or x[.., n, k], weight v[m, k] of a linear, w[k, m], b[m]; torch.sort is no op of groups.
 LINEAR = {
     "gelu": "return F.gelu(F.linear(x, v, b), approximate='tanh')",
     "in place": "y = F.linear(x, v, b)\n    return F.gelu_(y, approximate='tanh')",
-    "asked": "p = F.linear(x, v, b)\n    y = torch.cumsum(F.gelu(p, approximate='tanh'), 0)\n"
+    "asked": "p = F.linear(x, v, b)\n    y = torch.sort(F.gelu(p, approximate='tanh'), 0)[0]\n"
     "    return y * float(p.size(0) + p.dim())",
-    "asked in a branch": "p = F.linear(x, v, b)\n    y = torch.cumsum(F.gelu(p, approximate='tanh'), 0)\n"
+    "asked in a branch": "p = F.linear(x, v, b)\n    y = torch.sort(F.gelu(p, approximate='tanh'), 0)[0]\n"
     "    if bool((x.sum() < 1e9).all()):\n        y = y * float(p.size(0))\n    return y",
     "behind a view": "p = F.linear(x, v, b).view(-1, 2, v.size(0) // 2)\n"
     "    return F.gelu(p, approximate='tanh')",
@@ -50,28 +50,28 @@ OTHERS = {
     "silu": "return F.silu(F.linear(x, v, b))",
     "no bias": "return F.gelu(F.linear(x, v), approximate='tanh')",
     "read twice": "p = F.linear(x, v, b)\n"
-    "    return torch.cumsum(F.gelu(p, approximate='tanh'), 0) + torch.cumsum(p, 0)",
+    "    return torch.sort(F.gelu(p, approximate='tanh'), 0)[0] + torch.sort(p, 0)[0]",
     "read as a view": "p = F.linear(x, v, b)\n    q = F.gelu(p, approximate='tanh')\n"
-    "    return q + p.t().cumsum(0).t()",
+    "    return q + p.t().sort(0)[0].t()",
     "written before": "p = F.linear(x, v, b)\n    q = p.view(-1)\n    q.add_(1.0)\n"
     "    return F.gelu(p, approximate='tanh')",
     "more": "return F.gelu(F.linear(x, v, b), approximate='tanh') * torch.sin(x.sum())",
     "in a branch": "p = F.linear(x, v, b)\n    y = v\n    if bool((x.sum() < 1e9).all()):\n"
     "        y = F.gelu(p, approximate='tanh')\n    return y",
     "in a loop": "p = F.linear(x, v, b)\n    y = b\n    for k in range(x.size(0) * 10):\n"
-    "        y = y + torch.cumsum(F.gelu(p, approximate='tanh'), 0)[0]\n    return y",
+    "        y = y + torch.sort(F.gelu(p, approximate='tanh'), 0)[0][0]\n    return y",
     "an operand is written to": "y = x * 1.0\n    p = torch.mm(y, w)\n    y.add_(1.0)\n"
-    "    return torch.cumsum(F.gelu(p + b, approximate='tanh'), 0) + y.sum()",
+    "    return torch.sort(F.gelu(p + b, approximate='tanh'), 0)[0] + y.sum()",
     "other numbers": "p = F.linear(x, v, b)\n"
     "    return 0.5 * p * (1.0 + torch.tanh(0.8 * (p + 0.044715 * p * p * p)))",
     "another sign": "p = F.linear(x, v, b)\n"
     "    return 0.5 * p * (1.0 - torch.tanh(0.7978845608028654 * (p + 0.044715 * p * p * p)))",
-    "of something else": "p = F.linear(x, v, b)\n    q = torch.cumsum(x, 0).sum()\n"
+    "of something else": "p = F.linear(x, v, b)\n    q = torch.sort(x, 0)[0].sum()\n"
     "    return 0.5 * p * (1.0 + torch.tanh(0.7978845608028654 * (p + 0.044715 * p * p * q)))",
     "a column": "return F.gelu(torch.mm(x, w) + b[: x.size(0)].unsqueeze(1), approximate='tanh')",
     "times a number": "return F.gelu(torch.addmm(b, x, w, alpha=2.0), approximate='tanh')",
     "in a list": "p = [F.linear(x, v, b), x]\n    return torch.cat(p, 1)",
-    "its dtype": "p = torch.mm(x, w)\n    return torch.cumsum(x, 0).to(p.dtype)",
+    "its dtype": "p = torch.mm(x, w)\n    return torch.sort(x, 0)[0].to(p.dtype)",
     "transposed": "return F.gelu(F.linear(x, v, b).t(), approximate='tanh')",
 }
 
@@ -181,7 +181,7 @@ def test_a_cast_in_between_stays(device):
 LATER = {
     "its dtype": "p = F.linear(x, v, b)\n"
     "    y = 0.5 * p * (1.0 + torch.tanh(0.7978845608028654 * (p + 0.044715 * p * p * p)))\n"
-    "    return torch.cumsum(y, 0) + torch.zeros(1, dtype=p.dtype, device=x.device)",
+    "    return torch.tril(y) + torch.zeros(1, dtype=p.dtype, device=x.device)",
     "a wider dtype": "q = F.linear(x, v, b).float()\n"
     "    return F.gelu(q, approximate='tanh').to(torch.bfloat16)",
     "as the product": "p = F.linear(x, v, b)\n    q = p.float()\n"

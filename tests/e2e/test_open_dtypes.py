@@ -94,7 +94,7 @@ def test_what_is_around_the_cast_is_fused_and_runs_directly(device, cast):
 ELSEWHERE = {
     "nothing reads it": "z = 0",
     "another result is computed of it": "z = torch.tanh(like)",
-    "another result, behind what autodiff does not take": "z = torch.cumsum(torch.tanh(like), 0)",
+    "another result, behind what autodiff does not take": "z = torch.sort(torch.tanh(like), 0)[0]",
 }
 
 

@@ -123,13 +123,6 @@ def test_products_of_matrices_are_not_fused(device, op):
     assert [kinds(group) for group in groups(scripted)] == [["aten::add", "aten::relu"]]
 
 
-def test_scans_are_not_fused(device):
-    scripted = script("def f(x, i):\n    return (torch.cumsum(x, 0) + 1).relu()\n")
-    x, i = torch.rand(5, 5, device=device), torch.tensor([0, 3], device=device)
-    fuse(scripted, x, i)
-    assert [kinds(group) for group in groups(scripted)] == [["aten::add", "aten::relu"]]
-
-
 def test_many_ranks_and_dtypes_stay_right(device):
     scripted = script("def f(x):\n    return (x * 2 + 1).relu()\n")
     inputs = [torch.ones([2] * rank, device=device, dtype=dtype) for rank in (1, 2, 3, 4)

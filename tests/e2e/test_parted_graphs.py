@@ -16,32 +16,32 @@ PARTED = {
     "a cast of a result": """
     z = (x * w).to(torch.float32)
     a = torch.tanh(z * 2.0)
-    return torch.sigmoid(z + torch.cumsum(a, 0)) * z
+    return torch.sigmoid(z + torch.sort(a, 0)[0]) * z
 """,
     "a cast of a result of torch's": """
-    z = torch.cumsum(w, 1).to(torch.float32)
+    z = torch.sort(w, 1)[0].to(torch.float32)
     a = torch.tanh(z * x)
-    return torch.sigmoid(z + torch.cumsum(a, 0)) * z
+    return torch.sigmoid(z + torch.sort(a, 0)[0]) * z
 """,
     "a cast that torch reads": """
-    y = torch.cumsum((torch.tanh(x * w) * 2.0).to(torch.float32), 0)
+    y = torch.sort((torch.tanh(x * w) * 2.0).to(torch.float32), 0)[0]
     return torch.sigmoid(y * 3.0)
 """,
     "a view of an argument": """
     v = c.unsqueeze(0)
     a = torch.tanh(x * v)
-    return torch.sigmoid(torch.cumsum(a, 0) * v + w) * v
+    return torch.sigmoid(torch.sort(a, 0)[0] * v + w) * v
 """,
     "views of a view": """
     v = c.unsqueeze(0)
     u = v.expand(x.size(0), x.size(1))
     a = torch.tanh(x * v) * u
-    return torch.sigmoid(torch.cumsum(a, 0) * v + w) * u
+    return torch.sigmoid(torch.sort(a, 0)[0] * v + w) * u
 """,
     "a part of an argument": """
     v = w[:, 0:1]
     a = torch.tanh(x * v)
-    return torch.sigmoid(torch.cumsum(a, 0) * v + w) * v
+    return torch.sigmoid(torch.sort(a, 0)[0] * v + w) * v
 """,
 }
 WRITTEN = {
@@ -49,27 +49,27 @@ WRITTEN = {
     z = k.to(torch.float32)
     a = torch.tanh(z + w)
     k.add_(1.0)
-    return torch.sigmoid(torch.cumsum(a, 0) + z) + z
+    return torch.sigmoid(torch.sort(a, 0)[0] + z) + z
 """,
     "what a cast's operand is a view of": """
     v = k[0]
     z = v.to(torch.float32)
     a = torch.tanh(z + w)
     k.add_(1.0)
-    return torch.sigmoid(torch.cumsum(a, 0) + z) + z
+    return torch.sigmoid(torch.sort(a, 0)[0] + z) + z
 """,
     "the operand of a view": """
     v = k.unsqueeze(0)
     a = torch.tanh(v + w)
     k.add_(1.0)
-    return torch.sigmoid(torch.cumsum(a, 1) + v) + v
+    return torch.sigmoid(torch.sort(a, 1)[0] + v) + v
 """,
     "a result": """
     y = w * 2.0
     z = y.to(torch.float32)
     a = torch.tanh(z + w)
     y.add_(1.0)
-    return torch.sigmoid(torch.cumsum(a, 0) + z) + z
+    return torch.sigmoid(torch.sort(a, 0)[0] + z) + z
 """,
 }
 
@@ -131,7 +131,7 @@ def test_no_graph_loses_its_ops(device, case):
     outside = {
         node.kind() for graph in (whole, *(outcome.graph for outcome in seen)) for node in graph.nodes()
     }
-    assert "aten::cumsum" in outside
+    assert "aten::sort" in outside
     assert not outside & {"aten::mul", "aten::tanh", "aten::sigmoid"}
 
 

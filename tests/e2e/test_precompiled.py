@@ -90,7 +90,7 @@ def written_and_read(function, args, dynamic=False):
 
 
 def product(x, y):
-    return torch.softmax(x * y + 1, -1).cumsum(0) * 2
+    return torch.softmax(x * y + 1, -1).sort(0)[0] * 2
 
 
 def two(x, y):

@@ -68,7 +68,7 @@ COPIES = {
     "a part of it": "y = {copy}\n    return y[0], y",
     "parts of it": "y = {copy}\n    return y[1:], y[:1], y",
     "behind an op": "y = {copy}\n    w = (z * 2.0).sin()\n    return y[0], y.unsqueeze(0), w",
-    "a comparison reads it": "y = {copy}\n    w = torch.cumsum(y, 0) > 0.5\n    return y[1:], y, w, z * 2.0",
+    "a comparison reads it": "y = {copy}\n    w = torch.sort(y, 0)[0] > 0.5\n    return y[1:], y, w, z * 2.0",
 }
 MADE = ["x.reshape(-1)", "x.flatten()", "x.contiguous()", "x.reshape_as(z)", "x.reshape(4).flatten()"]
 

@@ -38,15 +38,15 @@ CALLS = {
 READERS = ["{}.detach()", "{}.data", "{}.long()", "torch.max({}, 0)[1]", "torch.topk({}, 2)[1]"]
 #: What is made of y, a product with v, in ops that are in no differentiable graph, and what is returned.
 ENDS = {
-    "a comparison": "return torch.cumsum(y, 0) > 0.5, z",
-    "several ops, an index": "u = torch.mm(torch.cumsum(y, 0), x).trace()\n    return torch.argmax(u), z",
-    "another differentiable graph": "u = torch.cumsum(y, 0)\n    return torch.isnan(u.relu() * v), z",
-    "a branch": "u = y\n    if s > 0.0:\n        u = torch.cumsum(y, 0)\n    return torch.isinf(u), z",
-    "a result beside a comparison": "u = torch.cumsum(y, 0)\n    return u > 0.5, z + u",
-    "what is written to": "u = torch.cumsum(z, 0)\n    u.copy_(y)\n    return torch.isnan(u), z + u",
-    "a view that is written to": "u = torch.cumsum(z, 0)\n    u[0].copy_(y[0])\n    return u > 0.5, z + u",
+    "a comparison": "return torch.sort(y, 0)[0] > 0.5, z",
+    "several ops, an index": "u = torch.mm(torch.sort(y, 0)[0], x).trace()\n    return torch.argmax(u), z",
+    "another differentiable graph": "u = torch.sort(y, 0)[0]\n    return torch.isnan(u.relu() * v), z",
+    "a branch": "u = y\n    if s > 0.0:\n        u = torch.sort(y, 0)[0]\n    return torch.isinf(u), z",
+    "a result beside a comparison": "u = torch.sort(y, 0)[0]\n    return u > 0.5, z + u",
+    "what is written to": "u = torch.sort(z, 0)[0]\n    u.copy_(y)\n    return torch.isnan(u), z + u",
+    "a view that is written to": "u = torch.sort(z, 0)[0]\n    u[0].copy_(y[0])\n    return u > 0.5, z + u",
     "a list": 'u = torch.einsum("ij,jk->ik", [y, z])\n    return torch.isnan(u), z + u',
-    "a loop": "u = x\n    for i in range(2):\n        u = torch.cumsum(y, 0) @ u\n    return u > 0.5, z + u",
+    "a loop": "u = x\n    for i in range(2):\n        u = torch.sort(y, 0)[0] @ u\n    return u > 0.5, z + u",
 }
 #: Autodiff calls a function for the gradients of some of them, whether these are needed or not.
 VIEWS = [

@@ -211,7 +211,7 @@ def _transposed(value):
 
 
 #: Ops in which large numbers overflow or not, depending on the order of evaluation.
-ORDERED = NORMS | {"reduction", "add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "hypot"}
+ORDERED = NORMS | {"reduction", "scans", "add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "hypot"}
 #: Of infinities eager's vector code has other means than its scalar code.
 MOMENTS = NORMS | {"var", "std", "var_mean", "std_mean"}
 

@@ -109,7 +109,7 @@ INPLACE = (
 )  # fmt: skip
 _KINKS_IN_PLACE = {"{0}.clamp_(-2, 2)": "{0}.abs() - 2", "{0}.relu_()": "{0}"}
 _ROUNDING_IN_PLACE = ("{0}.sigmoid_()", "{0}.tanh_()", "{0}.div_({1} * {1} + 1)")
-FOREIGN = ("torch.cumsum({0}, -1)", "torch.cat([{0}, {0}], -1)", "torch.flip({0}, [-1])", "torch.tril({0})")
+FOREIGN = ("torch.sort({0}, -1)[0]", "torch.cat([{0}, {0}], -1)", "torch.flip({0}, [-1])", "torch.tril({0})")
 
 
 def statement(rng, values, others=(), left_out=()):

@@ -92,6 +92,7 @@ NORMS = {"normalization", "batch_norm", "batch_norm_backward", "instance_norm", 
 # families whose samples are made in their tests
 _OWN_TESTS = NORMS | {
     "places",
+    "scans",
     "reduction",
     "softmax",
     "random",

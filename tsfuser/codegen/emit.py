@@ -22,6 +22,7 @@ from ..lower.loop_ir import (
     AwaitCluster,
     Barrier,
     BlockReduce,
+    BlockScan,
     ClusterReduce,
     ColumnReduce,
     Compute,
@@ -338,6 +339,15 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     return [*fold, *stores, sync, *loads]
 
 
+def _block_scan(s: BlockScan) -> list[str]:
+    half = f"{s.iteration} % 2 * {s.bytes} + " if s.iteration else ""
+    how = f"{s.combine}, {s.across}"
+    if s.axis == "x":
+        how = f"{s.combine}, {str(s.backwards).lower()}, {s.warp}, {s.across}"
+    place = f"shared + {half}{s.offset}" if s.bytes else "nullptr"
+    return [f"scan_{s.axis}<{how}>({s.name}, {s.carry}, {place});"]
+
+
 def _fetch(s: Fetch) -> list[str]:
     guard = "true" if s.guard is None else s.guard
     return [f"fetch<{s.lanes}>({_address(s.prefetched, s.place)}, {_address(s.buffer, s.offset)}, {guard});"]
@@ -418,13 +428,12 @@ def _over_cluster(s: ColumnReduce, shape: str) -> list[str]:
 
 
 _PRINT: dict[type, Callable[[Any], list[str]]] = {
-    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store,
-    Pack: _pack, SetLane: _set_lane,
-    Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
-    Accumulator: _accumulator,
-    Accumulate: _accumulate, BlockReduce: _block_reduce, CooperativeSlots: _cooperative_slots,
-    CooperativeReduce: _cooperative_reduce, AwaitCluster: _await_cluster, ClusterReduce: _cluster_reduce,
-    ColumnReduce: _column_reduce, Fetch: _fetch, FetchGroup: _fetch_group, Hide: _hide,
+    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store:
+    _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if,
+    Barrier: _barrier, FillTile: _fill_tile, Accumulator: _accumulator, Accumulate: _accumulate,
+    BlockReduce: _block_reduce, CooperativeSlots: _cooperative_slots, CooperativeReduce:
+    _cooperative_reduce, AwaitCluster: _await_cluster, ClusterReduce: _cluster_reduce, ColumnReduce:
+    _column_reduce, BlockScan: _block_scan, Fetch: _fetch, FetchGroup: _fetch_group, Hide: _hide,
 }  # fmt: skip
 
 

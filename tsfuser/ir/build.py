@@ -30,6 +30,7 @@ from .fusion import (
     Pointwise,
     Random,
     Reduce,
+    Scan,
     Seed,
     TensorInput,
     Update,
@@ -224,6 +225,17 @@ class Builder(ResultLayouts):
         output = self.new(name, dtype, dims)
         operands = (here, self.cast(element, dtype), self.literal(0.0))
         self.ops.append(Pointwise(name, "where", operands, None, output))
+        return output
+
+    def scan(self, name: str, combine: str, operand: Value, dim: int, dtype: DType) -> Value:
+        """`operand` up to each place along `dim` (non-negative) combined, accumulated in
+        `dtype.register`; the result is dense and row-major. Along a dim of size 1 it is a copy."""
+        axis = operand.dims[dim]
+        output = self.new(name, dtype, operand.dims)
+        if axis is None:
+            self.ops.append(Pointwise(name, "copy", (operand,), dtype.register, output))
+        else:
+            self.ops.append(Scan(name, combine, (operand,), (self.axis(axis),), output))
         return output
 
     def uniform(self, like: Value, dtype: DType = FLOAT) -> Value:

@@ -11,7 +11,7 @@ In: a Fusion. Out: a bool.
 
 from __future__ import annotations
 
-from .fusion import Fusion, Pointwise, Reduce
+from .fusion import Fusion, Pointwise, Reduce, Scan
 from .symbols import ROUNDING, find
 
 _EXTREMES = ("max", "min")
@@ -25,7 +25,7 @@ def compares_extremes(fusion: Fusion) -> bool:
         reached = any(value.name in dependent for value in operands)
         if reached and isinstance(op, Pointwise) and _jumps(op):
             return True
-        if reached or (isinstance(op, Reduce) and op.combine in _EXTREMES):
+        if reached or (isinstance(op, (Reduce, Scan)) and op.combine in _EXTREMES):
             dependent.add(op.output.name)
     return False
 

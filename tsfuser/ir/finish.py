@@ -28,6 +28,7 @@ from .fusion import (
     Random,
     Reduce,
     Reshape,
+    Scan,
     TensorInput,
     Update,
     Value,
@@ -217,7 +218,7 @@ class _Canonical:
         if isinstance(old, Pointwise):
             return Pointwise(old.name, old.symbol, operands, old.compute, output)
         op = replace(old, operands=operands, output=output)
-        if isinstance(op, Reduce):
+        if isinstance(op, (Reduce, Scan)):
             return replace(op, axes=tuple(loop for a in op.axes for loop in self.loops(a)))
         if isinstance(op, Random):
             stream = next(self._streams) if op.seed is None else op.stream

@@ -72,6 +72,20 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """`output[i]` = the elements of the operand up to and with `i`, combined by `combine` along `axes`,
+    the loops of one dim, outermost first; if it goes `backwards`, those from `i` on. Accumulated as a
+    `Reduce`."""
+
+    name: str
+    combine: str
+    operands: tuple[Value, ...]
+    axes: tuple[Axis, ...]
+    output: Value
+    backwards: bool = False
+
+
+@dataclass(frozen=True)
 class Walk:
     """Which of eager's random numbers an element gets (ir/eager_random.py): the Philox blocks before it in
     the group's part of the generator's sequence, the threads of eager's kernel, and how many neighbours a
@@ -170,7 +184,7 @@ class Position:
     operands: tuple[Value, ...] = ()
 
 
-Op = Union[Pointwise, Reduce, Random, Reshape, Lookup, Located, Within, Position]
+Op = Union[Pointwise, Reduce, Scan, Random, Reshape, Lookup, Located, Within, Position]
 PLACES = (Within, Position)  #: ops that look at nothing but where an element is
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
 PARTIAL_MOMENTS = (
@@ -422,6 +436,11 @@ def statement(op: Op) -> str:
         return (
             f"reduce({op.name!r}, {op.combine!r}, {operands}, {tuple_text([a.name for a in op.axes])}, "
             f"{op.output.name})"
+        )
+    if isinstance(op, Scan):
+        return (
+            f"scan({op.name!r}, {op.combine!r}, {operands}, {tuple_text([a.name for a in op.axes])}, "
+            f"{op.output.name}, {op.backwards})"
         )
     if isinstance(op, Random):
         return (

@@ -34,6 +34,7 @@ from .fusion import (
     Random,
     Reduce,
     Reshape,
+    Scan,
     TensorInput,
     Value,
 )
@@ -90,6 +91,8 @@ def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
     copy = _Copy(draft, moves=moves)
     cone = copy.cone(value)
     bound = (Random, Reduce, Lookup, Located, Position)  # to their axes
+    if any(isinstance(op, Scan) for op in cone) and any(m.step != -1 for m in moves.values()):
+        return None  # of other places there may be fewer; in reverse order it goes the other way
     if not moves or len(cone) > MAX_REPEATED or any(isinstance(op, bound) for op in cone):
         return None
     plain = move.axis is not None and move.step == 1
@@ -225,8 +228,12 @@ class _Copy:
         if isinstance(op, Reshape):
             return self._reshape(op)
         new = replace(op, operands=tuple(map(self.value, op.operands)), output=self.value(op.output))
-        if isinstance(new, Reduce):
-            return replace(new, axes=tuple(chain.from_iterable(map(self._split, new.axes))))
+        if isinstance(new, (Reduce, Scan)):
+            axes = tuple(chain.from_iterable(map(self._split, new.axes)))
+            if isinstance(new, Scan):
+                flips = any(self.draft.axis(a) in self.moves for a in new.axes)
+                return replace(new, axes=axes, backwards=new.backwards != flips)
+            return replace(new, axes=axes)
         return new
 
     def _reshape(self, op: Reshape) -> Reshape:

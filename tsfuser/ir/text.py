@@ -27,6 +27,7 @@ from .fusion import (
     Random,
     Reduce,
     Reshape,
+    Scan,
     TensorInput,
     Update,
     Value,
@@ -58,7 +59,7 @@ def vocabulary() -> dict[str, Any]:
         "input": TensorInput,
     }
     names |= {"number": _number, "number_input": NumberInput, "literal": _literal, "extent": extent,
-              "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
+              "pointwise": Pointwise, "reduce": Reduce, "scan": Scan, "random": Random, "update": Update,
               "reshape": Reshape, "lookup": Lookup, "located": Located, "walk": Walk,
               "window": Window, "within": Within, "position": Position}  # fmt: skip
     return names | {"inf": float("inf"), "nan": float("nan")}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from .dtypes import BOOL, INT64
-from .fusion import PLACES, Fusion, Located, Lookup, Pointwise, Random, Reshape, Value, Within, leaves
+from .fusion import PLACES, Fusion, Located, Lookup, Pointwise, Random, Reshape, Scan, Value, Within, leaves
 from .symbols import find
 from .values import Window
 
@@ -122,6 +122,9 @@ def _dims(op) -> str | None:
             return f"{op.output.name} has {len(op.operands)} indices and {len(op.steps)} steps"
         good = set(op.output.axes) >= operands
         return None if good else f"{op.output.name} does not vary over the axes of its indices"
+    if isinstance(op, Scan):
+        good = bool(op.axes) and set(op.axes) <= operands and op.output.dims == op.operands[0].dims
+        return None if good else f"{op.output.name} does not vary over the axes of its operand"
     if not set(op.axes) <= operands or set(op.output.axes) != operands - set(op.axes):
         return f"{op.output.name}: axes of the reduction do not fit"
     return None

@@ -71,6 +71,7 @@ COMBINATIONS = {
     "prod": Combination("mul", "Product", 1),
     "max": Combination("maximum", "Largest", -math.inf),
     "min": Combination("minimum", "Smallest", math.inf),
+    "log_sum": Combination("logaddexp", "LogSum", -math.inf),
     "any": Combination("either", "Any", 0),
     "all": Combination("both", "All", 1),
     "mean": Combination("combine_moments", "Moments", 0, "mean"),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..ir import size as sz
-from ..ir.fusion import Reduce
+from ..ir.fusion import Reduce, Scan
 from ..schedule.domain import Access
 from ..schedule.loops import Loop, Schedule
 from ..schedule.picks import Pick
@@ -24,6 +24,7 @@ from .indices import Indices
 from .loop_ir import For, Load, Stmt
 from .needs import needs
 from .picked import picked, picked_in
+from .scans import scanned
 from .tiles import tiles
 
 
@@ -55,6 +56,8 @@ class Draft:
         self.computed = {
             op.output.name: picked(self.elements, op, at)
             if isinstance(op, Pick)
+            else scanned(self.elements, op, at)
+            if isinstance(op, Scan)
             else self.elements.computed(op, at)
             for op in self.segment.ops
             if not isinstance(op, Reduce)

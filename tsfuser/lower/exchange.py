@@ -15,7 +15,16 @@ from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
 from ..schedule.machine import CLUSTER_BLOCKS, EXCHANGED, MAILBOX_BYTES, column_bytes
 from .combine import COMBINATIONS, Combination, accumulator, totals
-from .loop_ir import Barrier, BlockReduce, ClusterReduce, ColumnReduce, CooperativeReduce, Stmt, Total
+from .loop_ir import (
+    Barrier,
+    BlockReduce,
+    BlockScan,
+    ClusterReduce,
+    ColumnReduce,
+    CooperativeReduce,
+    Stmt,
+    Total,
+)
 from .traverse import statements
 
 
@@ -129,6 +138,8 @@ def exchanged(body: Sequence[Stmt]) -> int:
     for s in statements(body):
         if isinstance(s, BlockReduce) and not s.warp:
             ends += [(s.half if s.iteration else 0) + t.offset + t.bytes for t in s.totals]
+        if isinstance(s, BlockScan):
+            ends.append(s.offset + s.bytes * (2 if s.iteration else 1))
         if isinstance(s, ColumnReduce):
             ends += [t.offset + t.bytes for t in s.totals]
             ends += [s.mailbox + MAILBOX_BYTES] if s.cluster else []

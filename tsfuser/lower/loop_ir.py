@@ -304,6 +304,27 @@ class BlockReduce:
 
 
 @dataclass(frozen=True)
+class BlockScan:
+    """Vectors `name`, of which each element becomes the combination, by functor `combine`, of those
+    before it and itself, from `carry` on, which becomes the last one. Along axis `x` elements lie in the
+    order of vectors, threads and lanes, these from the last one on if it goes `backwards`, and `warp` and
+    `across` are as of a BlockReduce. Along `y` they lie in the order of threads and vectors, each lane has
+    elements of its own, and `across` threads lie along x. Threads meet in the `bytes` of shared memory at
+    `offset`; where there is an `iteration`, it alternates between two such."""
+
+    name: str
+    carry: str
+    combine: str
+    axis: str
+    backwards: bool
+    warp: int
+    across: int
+    offset: int
+    bytes: int
+    iteration: str = ""
+
+
+@dataclass(frozen=True)
 class ColumnReduce:
     """The threads along y of a block of `warps` warps combine all `totals` of its `columns` columns, and
     every thread gets the results of its own; the combined values lie behind the exchanged ones.
@@ -367,6 +388,6 @@ class If:
 Stmt = Union[
     Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator,
     BlockReduce, CooperativeSlots, CooperativeReduce, AwaitCluster, ClusterReduce,
-    ColumnReduce, Fetch, FetchGroup, Hide, Barrier, FillTile, For, If,
+    ColumnReduce, BlockScan, Fetch, FetchGroup, Hide, Barrier, FillTile, For, If,
 ]  # fmt: skip
 Body: TypeAlias = tuple[Stmt, ...]

@@ -24,7 +24,7 @@ from ..ir.size import Size
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule
 from ..segment import Segment
-from . import cooperative, prefetch, row_ahead, row_reductions
+from . import cooperative, prefetch, row_ahead, row_reductions, scan_parts, scans
 from . import index as ix
 from .accumulate import Accumulation
 from .arguments import Params
@@ -43,7 +43,7 @@ from .traverse import once, read_by, rename, rewrite_indices
 def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     """The loop nest of `segment` under `schedule`."""
     params = Params(schedule)
-    at = indices(schedule, params)
+    at = indices(schedule, params, scans.backwards(schedule, params))
     draft = Draft(segment, schedule, params, at)
     body = _body(draft)
     cut = at.guards if draft.tiles else _lane_guards(schedule, at)
@@ -143,7 +143,8 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
         known = read_by([*needed, *body, *_along_rows(draft)], known)
     late = _stored_once(draft, once_stored, needed)
     needed = read_by(body, needed) if once_stored else needed
-    body = draft.looped([*once([*draft.at.lets, *known, *needed]), *body], draft.loops)
+    body = scan_parts.looped(draft, [*once([*draft.at.lets, *known, *needed]), *body])
+    before = [*scan_parts.running_values(draft, needed), *before]
     if draft.iteration is not None and draft.tiles:
         body = _over_tiles(draft, body)
     return [*arrays, *_earlier_passes(draft, earlier, needed), *before, *body, *after, *late]

@@ -18,6 +18,7 @@ from .loop_ir import (
     AwaitCluster,
     Barrier,
     BlockReduce,
+    BlockScan,
     ClusterReduce,
     ColumnReduce,
     Compute,
@@ -125,6 +126,8 @@ def _line(s: Stmt) -> str:
             f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, "
             f"block set {s.block_set}, iteration {s.iteration}"
         )
+    if isinstance(s, BlockScan):
+        return f"{s.name} := {s.combine} up to each element, from {s.carry} on"
     if isinstance(s, tuple(_MET)):
         over = _MET[type(s)].format(s)
         return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over {over}"

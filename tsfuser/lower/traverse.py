@@ -18,6 +18,7 @@ from .loop_ir import (
     Accumulator,
     Array,
     BlockReduce,
+    BlockScan,
     Body,
     ClusterReduce,
     ColumnReduce,
@@ -79,6 +80,7 @@ _USED: dict[type, Callable[[Any], frozenset[str]]] = {
     CooperativeReduce: lambda s: _totals(s) | {s.slots},
     ClusterReduce: _totals,
     ColumnReduce: _totals,
+    BlockScan: lambda s: frozenset((s.name, s.carry, *((s.iteration,) if s.iteration else ()))),
     For: _in_loop,
     If: lambda s: names(s.condition).union(*map(used, s.yes + s.no)),
 }

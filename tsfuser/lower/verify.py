@@ -18,6 +18,7 @@ from .loop_ir import (
     AwaitCluster,
     Barrier,
     BlockReduce,
+    BlockScan,
     ClusterReduce,
     ColumnReduce,
     CooperativeReduce,
@@ -29,7 +30,7 @@ from .loop_ir import (
 )  # fmt: skip
 from .traverse import defined, used
 
-_BARRIERS = (Barrier, BlockReduce, CooperativeReduce, AwaitCluster, ClusterReduce, ColumnReduce)
+_BARRIERS = (Barrier, BlockReduce, CooperativeReduce, AwaitCluster, ClusterReduce, ColumnReduce, BlockScan)
 
 
 def read(text: str) -> Kernel:

@@ -22,6 +22,7 @@ from . import (
     random,
     reduction,
     rms_norm,
+    scans,
     selection,
     softmax,
     table,

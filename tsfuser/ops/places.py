@@ -28,8 +28,8 @@ from .joins import joined
 from .reduction import normalized
 from .table import composite
 
-_DTYPES = ("uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32")
-_PLACES = 1 << 31
+DTYPES = ("uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32")
+PLACES = 1 << 31
 #: Each element of a topk is a sweep over the row. torch sorts digits, whatever their number.
 _MOST_FOUND, _LONGEST = 8, 1024
 
@@ -45,15 +45,12 @@ define("place_of_pair", "(0x7fffffff - (({0} & 0xffffffff) >> 1))", cheap=True)
 define("float_of_bits", "(({1} & 1) != 0 ? -0.0f : bit_cast<float>({0}))", cheap=True)
 
 
-def _pairs(b: Builder, name: str, self: Value, dims: Sequence[int], largest: bool, nan_wins: bool) -> Value:
-    """Of each element the number that it makes with its place among those along `dims`. `nan_wins`: NaN is
-    found before all others also where the smallest is looked for."""
+def pairs(
+    b: Builder, self: Value, dims: Sequence[int], largest: bool, nan_wins: bool, symbol: str = "with_place"
+) -> Value:
+    """Of each element the number that it makes, by `symbol`, with its place among those along `dims`.
+    `nan_wins`: NaN is found before all others also where the smallest is looked for."""
     sizes = b.sizes(self)
-    count = sz.product([sizes[d] for d in dims])
-    if b.call.decide(sz.eq(count, 0)):
-        raise Refusal(f"{name} of no elements is an error in eager")
-    if not b.call.decide(sz.lt(count, _PLACES)):
-        raise Refusal(f"{name} of 2^31 elements or more is left to torch")
     (self,) = as_stored(b, self)
     sign = b.literal(0)
     if self.dtype.is_floating:
@@ -67,13 +64,22 @@ def _pairs(b: Builder, name: str, self: Value, dims: Sequence[int], largest: boo
         steps.insert(len(steps) if nan_wins else 0, "nan_last")
     for step in steps:
         order = b.pointwise(step, (order, self) if step == "nan_last" else (order,), INT32, own_types=True)
-    return b.pointwise("with_place", (order, _place(b, self, dims, sizes), sign), INT64, name="with_place")
+    return b.pointwise(symbol, (order, _place(b, self, dims, sizes), sign), INT64, name="with_place")
+
+
+def _check(b: Builder, name: str, self: Value, dims: Sequence[int]) -> None:
+    count = sz.product([b.sizes(self)[d] for d in dims])
+    if b.call.decide(sz.eq(count, 0)):
+        raise Refusal(f"{name} of no elements is an error in eager")
+    if not b.call.decide(sz.lt(count, PLACES)):
+        raise Refusal(f"{name} of 2^31 elements or more is left to torch")
 
 
 def _extreme_pair(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
     """The largest of these numbers along `dim`, or in the whole tensor."""
     dims = normalized(self, dim)
-    return b.reduce(name, "max", _pairs(b, name, self, dims, largest, True), dims, keepdim, INT64)
+    _check(b, name, self, dims)
+    return b.reduce(name, "max", pairs(b, self, dims, largest, True), dims, keepdim, INT64)
 
 
 def _place(b: Builder, self: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> Value:
@@ -86,7 +92,8 @@ def _place(b: Builder, self: Value, dims: Sequence[int], sizes: Sequence[sz.Size
     return place
 
 
-def _element(b: Builder, name: str, pair: Value, self: Value, largest: bool) -> Value:
+def element(b: Builder, name: str, pair: Value, self: Value, largest: bool) -> Value:
+    """The element, of the dtype of `self`, of each number."""
     order = b.pointwise("convert", (b.pointwise("order_of_pair", (pair,), INT64),), INT32, INT64)
     if not largest:
         order = b.pointwise("reversed_order", (order,), INT32)
@@ -96,13 +103,13 @@ def _element(b: Builder, name: str, pair: Value, self: Value, largest: bool) -> 
     return b.pointwise("float_of_bits", (bits, pair), self.dtype, own_types=True, name=name)
 
 
-@composite("aten::argmax", dtypes=_DTYPES, sizes="reduced", selects=True, flat=True, jumps=True)
+@composite("aten::argmax", dtypes=DTYPES, sizes="reduced", selects=True, flat=True, jumps=True)
 def argmax(b: Builder, self, dim: int | None = None, keepdim: bool = False) -> Value:
     """The place of the largest element along `dim`, the first of equal ones; NaN is the largest"""
     return _places(b, "argmax", self, dim, keepdim, True)
 
 
-@composite("aten::argmin", dtypes=_DTYPES, sizes="reduced", selects=True, flat=True, jumps=True)
+@composite("aten::argmin", dtypes=DTYPES, sizes="reduced", selects=True, flat=True, jumps=True)
 def argmin(b: Builder, self, dim: int | None = None, keepdim: bool = False) -> Value:
     """The place of the smallest element along `dim`, the first of equal ones; NaN is the smallest"""
     return _places(b, "argmin", self, dim, keepdim, False)
@@ -114,13 +121,13 @@ def _places(b: Builder, name: str, self: Value, dim: int | None, keepdim: bool, 
     )
 
 
-@composite("aten::max", "dim", dtypes=_DTYPES, sizes=("reduced",) * 2, selects=True, without_gradient=(1,))
+@composite("aten::max", "dim", dtypes=DTYPES, sizes=("reduced",) * 2, selects=True, without_gradient=(1,))
 def max_along(b: Builder, self, dim: int, keepdim: bool = False):
     """The largest element along `dim` and its place, the first of equal ones; NaN is the largest"""
     return _extreme(b, "max", self, dim, keepdim, True)
 
 
-@composite("aten::min", "dim", dtypes=_DTYPES, sizes=("reduced",) * 2, selects=True, without_gradient=(1,))
+@composite("aten::min", "dim", dtypes=DTYPES, sizes=("reduced",) * 2, selects=True, without_gradient=(1,))
 def min_along(b: Builder, self, dim: int, keepdim: bool = False):
     """The smallest element along `dim` and its place, the first of equal ones; NaN is the smallest"""
     return _extreme(b, "min", self, dim, keepdim, False)
@@ -128,7 +135,7 @@ def min_along(b: Builder, self, dim: int, keepdim: bool = False):
 
 def _extreme(b: Builder, name: str, self: Value, dim: int, keepdim: bool, largest: bool):
     pair = _extreme_pair(b, name, self, dim, keepdim, largest)
-    return _element(b, name, pair, self, largest), b.pointwise("place_of_pair", (pair,), INT64)
+    return element(b, name, pair, self, largest), b.pointwise("place_of_pair", (pair,), INT64)
 
 
 def _is_too_long(device: str, *sizes: Sequence[int]) -> str | None:
@@ -139,7 +146,7 @@ def _is_too_long(device: str, *sizes: Sequence[int]) -> str | None:
 
 @composite(
     "aten::topk",
-    dtypes=_DTYPES,
+    dtypes=DTYPES,
     sizes=("own", "own"),
     fixed=("k", "dim", "largest", "sorted"),
     selects=True,
@@ -157,10 +164,11 @@ def topk(b: Builder, self, k: int, dim: int = -1, largest: bool = True, sorted: 
         raise Refusal("topk of more elements than there are is an error in eager")
     if b.call.decide(sz.lt(4 * _LONGEST, size)):
         raise Refusal("topk of rows that have become so long is left to torch")
-    pair = _pairs(b, "topk", self, [dim], largest, False)
+    _check(b, "topk", self, [dim])
+    pair = pairs(b, self, [dim], largest, False)
     found: list[Value] = []
     for _ in range(k):
         rest = b.pointwise("pair_below", (pair, found[-1]), INT64) if found else pair
         found.append(b.reduce("topk", "max", rest, [dim], True, INT64))
     top = b.contiguous(joined(b, "topk", found, dim))
-    return _element(b, "topk", top, self, largest), b.pointwise("place_of_pair", (top,), INT64)
+    return element(b, "topk", top, self, largest), b.pointwise("place_of_pair", (top,), INT64)

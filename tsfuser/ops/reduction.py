@@ -80,7 +80,7 @@ def without(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: b
     return b.reduce(name, "sum", value, dims, False, dtype)
 
 
-def _operand(b: Builder, self: Value, dtype: int | None) -> tuple[Value, DType]:
+def operand_of(b: Builder, self: Value, dtype: int | None) -> tuple[Value, DType]:
     """The operand of a sum or product in the dtype asked for, and that dtype; integers become int64."""
     wanted = scalar_type(dtype) if dtype is not None else INT64 if self.dtype.kind in "bi" else self.dtype
     if wanted is BOOL or (self.dtype.is_complex and not wanted.is_complex):
@@ -94,7 +94,7 @@ def _operand(b: Builder, self: Value, dtype: int | None) -> tuple[Value, DType]:
 @composite("aten::sum", "", "dim_IntList", dtypes=ALL, sizes="reduced")
 def sum_(b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype: int | None = None) -> Value:
     """The sum over `dim`, or over all elements"""
-    operand, wanted = _operand(b, self, dtype)
+    operand, wanted = operand_of(b, self, dtype)
     return b.reduce("sum", "sum", operand, normalized(self, dim), keepdim, wanted)
 
 
@@ -103,7 +103,7 @@ def nansum(
     b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype: int | None = None
 ) -> Value:
     """The sum over `dim`, or over all elements, NaN counting as 0"""
-    operand, wanted = _operand(b, self, dtype)
+    operand, wanted = operand_of(b, self, dtype)
     numbers = b.pointwise("nan_to_zero", (operand,), operand.dtype, name="nan_to_num")
     return b.reduce("nansum", "sum", numbers, normalized(self, dim), keepdim, wanted)
 
@@ -111,14 +111,14 @@ def nansum(
 @composite("aten::prod", "", "dim_int", dtypes=ALL, sizes="reduced")
 def prod(b: Builder, self, dim: int | None = None, keepdim: bool = False, dtype: int | None = None) -> Value:
     """The product over `dim`, or over all elements"""
-    operand, wanted = _operand(b, self, dtype)
+    operand, wanted = operand_of(b, self, dtype)
     return b.reduce("prod", "prod", operand, normalized(self, dim), keepdim, wanted)
 
 
 @composite("aten::mean", "", "dim", dtypes=ALL, sizes="reduced")
 def mean(b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype: int | None = None) -> Value:
     """The sum over `dim` divided by the number of elements"""
-    operand, wanted = _operand(b, self, dtype)
+    operand, wanted = operand_of(b, self, dtype)
     if dtype is None and self.dtype.kind in "bi" or wanted.kind in "bi":
         raise Refusal("a mean of integers is an error in eager")
     dims = normalized(self, dim)

@@ -24,7 +24,7 @@ FRESH = _aten("""
 """) | {"tsfuser::product_of_room"}
 #: Besides those in FRESH: the sizes of their results follow from their operands' sizes, and from numbers.
 SIZED = _aten("""
-    chunk split split_with_sizes unbind unfold detach cumsum cumprod sort argsort
+    chunk split split_with_sizes unbind unfold detach sort argsort
     max_pool2d_with_indices adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool3d
     alpha_dropout feature_dropout scaled_dot_product_attention einsum outer tril triu
     empty_like rand_like randn_like new_empty new_zeros new_ones new_full arange linspace eye
@@ -63,7 +63,7 @@ FLAT = _aten("""
 """)
 #: Elements of their results are elements of their first operand (`Row.selects`).
 SELECTS = _aten("""
-    max min median nanmedian mode kthvalue sort cummax cummin
+    max min median nanmedian mode kthvalue sort
     take masked_select index_put scatter
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
     fractional_max_pool2d fractional_max_pool3d

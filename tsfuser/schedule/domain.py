@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call, once_a_call
-from ..ir.fusion import Axis, Located, Lookup
+from ..ir.fusion import Axis, Located, Lookup, Reduce, Scan
 from ..ir.size import Size
 from ..ir.values import Window
 from ..segment import Buffer, BufferKind, Segment
@@ -119,9 +119,8 @@ class Domain:
 def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
     """The domain of `segment`. If `like` is given, the axes are in its order.
 
-    An axis is never merged with one over which other reductions run (in a result without elements the strides
-    of both may be 0).
-    """
+    An axis is never merged with one over which other reductions, or scans, run (in a result without
+    elements the strides of both may be 0)."""
     memory = segment.loads + segment.stores
     randoms = tuple(
         Buffer(op.output, BufferKind.RANDOM, op.stream, op.linear_strides, sz.const(256))
@@ -133,7 +132,8 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
     )
     buffers = memory + randoms + lookups
     tables = tuple(_in_order(b, op) for b, op in zip(lookups, segment.lookups))
-    reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
+    along: tuple[Reduce | Scan, ...] = (*segment.reductions, *segment.scans)
+    reduced = {axis: tuple(axis in op.axes for op in along) for axis in segment.axes}
     reference = max(
         memory + tables,
         key=lambda b: (len(b.value.axes), _PREFERENCE.get(b.kind, 2)),

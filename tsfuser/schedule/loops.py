@@ -144,6 +144,18 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Scanning:
+    """How the scans of a kernel go along dim `dim`: over the `loops` of a thread, outermost first, and
+    over the threads along `axis`, which pass on what they have: `x`, where lanes are among the loops, or
+    `y`."""
+
+    dim: str
+    loops: tuple[str, ...]
+    backwards: bool = False
+    axis: str = ""
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Loops over a domain, and where values stay."""
 
@@ -157,6 +169,7 @@ class Schedule:
     grain: Size | int = 1  # blocks that make one task of the host's thread pool
     resident: int = 0  # blocks for which a multiprocessor must have enough registers; 0: any number
     reduction: Reduction | None = None
+    scanning: Scanning | None = None
 
     @staticmethod
     def over(domain: Domain, threads: int = 1, wide: bool = False) -> Schedule:

@@ -15,6 +15,7 @@ from .machine import Machine
 from .moments import expanded
 from .proposal import Proposal, Stage
 from .quotients import with_shared_divisors
+from .scan_levels import in_levels
 from .schedulers import is_one_pass, propose
 from .tails import joined
 
@@ -28,7 +29,7 @@ def fusion_stages(
     found = []
     parts = segments(
         call,
-        expanded(call, by_columns(call, joined(fusion), machine), machine),
+        in_levels(expanded(call, by_columns(call, joined(fusion), machine), machine)),
         allocations,
         lambda s: is_one_pass(call, s, machine),
     )

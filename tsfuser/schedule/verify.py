@@ -22,6 +22,7 @@ from .loops import (
     Loop,
     Placement,
     Reduction,
+    Scanning,
     Schedule,
     Split,
     Tiling,
@@ -47,6 +48,7 @@ def read(text: str) -> Schedule:
         Placement,
         Reduction,
         Cooperative,
+        Scanning,
         Tiling,
     )
 
@@ -70,6 +72,15 @@ def verify(schedule: Schedule) -> str | None:
     counts = Counter(p.value for p in schedule.placements)
     if twice := [name for name in counts if counts[name] > 1]:
         return f"{twice[0]} stays in two places"
+    scanning = schedule.scanning
+    if scanning is not None and (missing := [x for x in scanning.loops if x not in names]):
+        return f"there is no loop {missing[0]} to scan along"
+    if (
+        scanning is not None
+        and scanning.axis
+        and f"thread.{scanning.axis}" not in {x.bind for x in schedule.loops}
+    ):
+        return f"no threads along {scanning.axis} pass on what they have"
     how = schedule.reduction
     if how is None:
         return None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import Axis, Fusion, Op, Reduce, Reshape, TensorInput, Value
+from ..ir.fusion import Axis, Fusion, Op, Reduce, Reshape, Scan, TensorInput, Value
 from . import tables
 from .records import Allocations, Buffer, BufferKind, Segment, row_major, sizes_of
 
@@ -130,6 +130,11 @@ class _Cut:
     def reads(self, values: list[Value]) -> set[str]:
         """Names of the tensors in memory that are read to compute `values`."""
         return {b.value.name for b in self.dependences.between(self.memory, values)[1]}
+
+    def scans(self, value: Value) -> set[tuple[tuple[Axis, ...], bool]]:
+        """Along which axes, and in which direction, the scans between memory and `value` go."""
+        ops, _ = self.dependences.between(self.memory, [value])
+        return {(op.axes, op.backwards) for op in ops if isinstance(op, Scan)}
 
     def segment(self, values: list[Value]) -> Segment:
         """A segment that stores `values`. The buffers of temporaries have no number yet."""
@@ -285,7 +290,8 @@ def _plain_pass(cut: _Cut, level: _Level, op: Reduce) -> list[Value]:
     ]
     values = [v for v in same if len(cut.reductions([v])) == 1]
     ops, loads = cut.dependences.between(cut.memory, values)
-    return values + _with_common_reads(cut, level, values, (set(_axes(ops, loads)),))
+    others = _with_common_reads(cut, level, values, (set(_axes(ops, loads)),))
+    return values + [v for v in others if not cut.scans(v)]
 
 
 class _Level(NamedTuple):
@@ -372,9 +378,12 @@ def _by_space(call: Call, cut: _Cut, values: list[Value]) -> list[list[Value]]:
 
 
 def _goes_alone(call: Call, cut: _Cut, host: Value, value: Value) -> bool:
-    """Whether a large `value` gets a kernel of its own, which can store it in wide accesses: its innermost
-    axis in memory is another one than that of `host`, and the two read no common tensor of two or more dims.
-    """
+    """Whether `value` gets a kernel of its own: where it is of other scans than `host`; or where it is large,
+    and has wide accesses then: its innermost axis in memory is another one than that of `host`, and the two
+    read no common tensor of two or more dims."""
+    ways = cut.scans(host), cut.scans(value)
+    if ways[0] != ways[1] and (all(ways) or cut.reads([host]).isdisjoint(cut.reads([value]))):
+        return True
     if len(value.axes) < len(host.axes) or cut.innermost(value) == cut.innermost(host):
         return False
     read = [

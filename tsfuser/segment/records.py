@@ -17,7 +17,7 @@ from functools import cached_property
 from ..ir import size as sz
 from ..ir.code import code
 from ..ir.code import read as read_record
-from ..ir.fusion import PLACES, Axis, Located, Lookup, Op, Random, Reduce, Value
+from ..ir.fusion import PLACES, Axis, Located, Lookup, Op, Random, Reduce, Scan, Value
 from ..ir.layout import Room
 from ..ir.size import Size
 from ..ir.values import Window
@@ -90,6 +90,11 @@ class Segment:
         """Whether an op depends on one of the reductions, so that the kernel may need its data twice."""
         reduced = {op.output.name for op in self.reductions}
         return any(v.name in reduced for op in self.ops for v in op.operands)
+
+    @cached_property
+    def scans(self) -> tuple[Scan, ...]:
+        """Its scans."""
+        return tuple(op for op in self.ops if isinstance(op, Scan))
 
     @cached_property
     def randoms(self) -> tuple[Random, ...]:

@@ -25,6 +25,7 @@ COMBINER(Sum, a + b)
 COMBINER(Product, a * b)
 COMBINER(Largest, nan_max(a, b))
 COMBINER(Smallest, nan_min(a, b))
+COMBINER(LogSum, logaddexp(a, b))
 COMBINER(Any, a || b)
 COMBINER(All, a && b)
 // clang-format on

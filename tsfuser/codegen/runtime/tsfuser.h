@@ -13,6 +13,7 @@
 #include "lookup.h"
 #include "room.h"
 #include "reduce.h"
+#include "scan.h"
 #include "cluster.h"
 #include "cooperative.h"
 #include "fetch.h"

@@ -196,6 +196,37 @@ def log_softmax(grad, self, result, dim):
     return grad._log_softmax_backward_data(result, dim, grad.writer.dtype_of(self))
 
 
+# ---- scans
+
+
+def _from_the_end(x, dim):
+    return x.flip([dim]).cumsum(dim).flip([dim])
+
+
 @rule("aten::cumsum")
 def cumsum(grad, dim):
-    return grad.flip([dim]).cumsum(dim).flip([dim])
+    return _from_the_end(grad, dim)
+
+
+@rule("aten::cumprod")
+def cumprod(grad, self, result, dim):
+    """Before the first zero the products are divided by the element, at it they are made without it, and
+    behind it they are 0."""
+    zero = self == 0
+    zeros = zero.cumsum(dim)
+    first = zero & (zeros == 1)
+    others = self.masked_fill(first, 1).cumprod(dim)
+    at_first = _from_the_end(grad * others, dim)
+    before = _from_the_end(grad * result, dim) / self.masked_fill(zero, 1)
+    return (zeros == 0).where(before, at_first.masked_fill(~first, 0))
+
+
+@rule("aten::logcumsumexp")
+def logcumsumexp(grad, self, result, dim):
+    """Of gradients of both signs apart, whose logarithms do not overflow."""
+
+    def share(part):
+        sums = (part.log() - result).flip([dim]).logcumsumexp(dim).flip([dim])
+        return (sums + self).exp()
+
+    return share(grad.relu()) - share((-grad).relu())
