@@ -58,6 +58,7 @@ REFUSED = {
     "floor_divide": _DIVISION,
     "fmod": _DIVISION,
     "remainder": _DIVISION,
+    "nn.functional.max_pool1d": "the first samples ask for places, which it has from windows along two dims",
     "native_dropout_backward": "of integers: its result is a float in eager",
 }
 
@@ -251,6 +252,18 @@ UNLISTED = {
     "tsfuser::dropout_mask": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::add_at": "made of sums at places that an index names: test_compile_added_at",
     "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
+    **dict.fromkeys(
+        [
+            "aten::max_pool2d_with_indices",
+            "aten::max_pool3d_with_indices",
+            "aten::max_pool3d_with_indices_backward",
+            "aten::avg_pool2d_backward",
+            "aten::avg_pool3d_backward",
+            "tsfuser::max_pool",
+            "tsfuser::max_pool_backward",
+        ],
+        "made of poolings and their gradients: test_pooling",
+    ),
     "tsfuser::laid_out": "the layout of gradients: test_gradient_layout",
 }
 

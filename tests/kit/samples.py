@@ -101,6 +101,8 @@ _OWN_TESTS = NORMS | {
     "joins",
     "parts",
     "paddings",
+    "pooling",
+    "pool_gradients",
     "fills",
 }
 

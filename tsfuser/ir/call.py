@@ -100,12 +100,13 @@ class Call:
     """Arguments, leaf vector, and the decisions so far (`Size` -> value, in order). `limits` are those of
     number arguments: (index of the argument, `Limit`), in order. Calls beyond them run unfused. `varies`:
     sizes were seen to differ from call to call, so that fewer and wider classes are better than kernels
-    that fit one size exactly."""
+    that fit one size exactly. `made_up`: so are the sizes, which need not fit one another."""
 
     args: tuple[Arg, ...]
     decisions: dict[sz.Size, int] = field(default_factory=dict)
     limits: dict[tuple[int, Limit], None] = field(default_factory=dict)
     varies: bool = False
+    made_up: bool = False
 
     def __post_init__(self):
         self.leaves: list[int] = []

@@ -16,7 +16,7 @@ from ..errors import Refusal
 from . import size as sz
 from .draft import Draft
 from .fusion import Axis, Pointwise, Reshape, Value
-from .layout import Layout
+from .layout import Layout, order_of
 
 
 def view(
@@ -96,6 +96,17 @@ def through_memory(draft: Draft, value: Value, layout: Layout) -> Value:
     draft.ops.append(Reshape("reshape", (stored,), output))
     draft.views.add(output.name)
     return output
+
+
+def in_own_order(draft: Draft, value: Value) -> Value:
+    """`value` stored, and read over axes of its own, in the order of eager's memory where that is dense."""
+    layout = draft.layout(value)
+    order = order_of(draft.call, layout) or range(len(layout.sizes))
+    sizes, strides = ([given[d] for d in order] for given in (layout.sizes, layout.strides))
+    turned = view(draft, "view", value, [value.dims[d] for d in order], strides)
+    stored = through_memory(draft, turned, Layout(tuple(sizes), tuple(strides)))
+    back = [stored.dims[list(order).index(d)] for d in range(len(order))]
+    return view(draft, "view", stored, back, layout.strides)
 
 
 def _relabeled(draft: Draft, value: Value, dims: Sequence[Axis | None]) -> Value:

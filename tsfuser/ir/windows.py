@@ -32,6 +32,14 @@ def part(draft: Draft, value: Value, dim: int, start: sz.Size, size: sz.Size, st
     return _moved(draft, value, dim, Move(axis, sz.const(0) - start, step=step))
 
 
+def strided(
+    draft: Draft, value: Value, dim: int, axis: Axis, first: int, step: int, window: Window | None
+) -> Value:
+    """`value` along `axis` in dim `dim`: element `i` is that of `value` at `first + i * step`, not defined
+    outside of `window`. What is of size 1 there stays so."""
+    return _moved(draft, value, dim, Move(axis, sz.const(-first), window, step))
+
+
 def flipped(draft: Draft, value: Value, dim: int) -> Value:
     """`value` with the elements along dim `dim` in reverse order."""
     if value.dims[dim] is None:

@@ -36,24 +36,29 @@ def branch(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 def _branched(loop: For) -> Stmt:
     local, whole = {defined(s) for s in loop.body}, _cost(loop)
     best, ways = WORTH_A_BRANCH, None
-    conditions = dict.fromkeys(c for c in map(_condition, loop.body) if c is not None and c not in local)
-    for condition in list(conditions)[:MOST_CONDITIONS]:
-        yes, no = _decided(loop, condition, 1), _decided(loop, condition, 2)
+    conditions = dict.fromkeys(c for c in map(condition, loop.body) if c is not None and c not in local)
+    for asked in list(conditions)[:MOST_CONDITIONS]:
+        yes, no = _decided(loop, asked, 1), _decided(loop, asked, 2)
         costs = _cost(yes), _cost(no)
         if whole - min(costs) >= best and sum(costs) <= MOST_COPIED * whole:
-            best, ways = whole - min(costs), (condition, yes, no)
+            best, ways = whole - min(costs), (asked, yes, no)
     if ways is None:
         return loop
-    condition, yes, no = ways
-    return If(Var(condition), (_branched(yes),), (_branched(no),))
+    asked, yes, no = ways
+    return If(Var(asked), (_branched(yes),), (_branched(no),))
 
 
-def _condition(s: Stmt) -> str | None:
+def condition(s: Stmt) -> str | None:
     """The name that a choice asks, where that is a condition as it is."""
     if not isinstance(s, Compute) or s.symbol != "where" or not s.operands:
         return None
     plain = _argument(s, 0) == _hole(0) and s.operands[0] not in s.vectors
     return s.operands[0] if plain else None
+
+
+def is_text(s: Compute, k: int) -> bool:
+    """Whether argument `k` is a number of the code."""
+    return "{" not in _argument(s, k)
 
 
 def _argument(s: Compute, k: int) -> str:
@@ -65,12 +70,12 @@ def _hole(k: int) -> str:
     return f"{{{k}}}"
 
 
-def _decided(loop: For, condition: str, side: int) -> For:
-    """`loop` where all choices by `condition` take operand `side`, without what is of no use then."""
+def _decided(loop: For, asked: str, side: int) -> For:
+    """`loop` where all choices by `asked` take operand `side`, without what is of no use then."""
     body: list[Stmt] = []
     needed: set[str] = set()
     for s in reversed(loop.body):
-        s = _chosen(s, side) if _condition(s) == condition else s
+        s = chosen(s, side) if condition(s) == asked else s
         if isinstance(s, (Compute, Let, Load)) and "[" not in s.name and s.name not in needed:
             continue
         body.append(s)
@@ -78,7 +83,7 @@ def _decided(loop: For, condition: str, side: int) -> For:
     return replace(loop, body=tuple(reversed(body)))
 
 
-def _chosen(s: Stmt, side: int) -> Compute:
+def chosen(s: Stmt, side: int) -> Compute:
     """The choice `s` once it is made."""
     assert isinstance(s, Compute)
     text = _argument(s, side)

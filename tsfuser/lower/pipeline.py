@@ -3,7 +3,8 @@
 In: Segment, Schedule. Out: the finished Kernel. `vectorize` comes before `hoist`, since a vector load of a
 broadcast operand leaves the row loop as a whole; `bound` after `hoist`, since a loop's bound may only use
 what is computed before it; `stage` after them, since it splits loops, and `overlap` and `refill` then move
-their loads and what comes behind them; `branch` last, since no other pass need know of its branches.
+their loads and what comes behind them; `branch` and `whole_windows` last, since no other pass need know of
+their branches.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .prefetch import refill
 from .rounds import cut_rounds
 from .stage import stage
 from .vectorize import vectorize
+from .whole_windows import whole_windows
 
 PASSES: tuple[tuple[str, Callable], ...] = (
     ("flatten", flatten),
@@ -38,9 +40,16 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("refill", refill),
     ("draw", draw),
     ("branch", branch),
+    ("whole_windows", whole_windows),
 )
 
-ON_VECTORS = ("peel", "chunk", "store_once", "draw")  # passes for loops that a compiler vectorises
+ON_VECTORS = (
+    "peel",
+    "chunk",
+    "store_once",
+    "draw",
+    "whole_windows",
+)  # passes for loops that a compiler vectorises
 ON_THREADS = ("cut_rounds",)  # passes for the others
 
 

@@ -19,6 +19,8 @@ from . import (
     parts,
     places,
     pointwise,
+    pool_gradients,
+    pooling,
     random,
     reduction,
     rms_norm,

@@ -194,5 +194,5 @@ def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder,
             return None
         else:
             build_args[name] = lambda b, value=arg.constant: value
-    builder = Builder(Call(tuple(described)), device, default, eager)
+    builder = Builder(Call(tuple(described), made_up=True), device, default, eager)
     return builder, {name: make(builder) for name, make in build_args.items()}

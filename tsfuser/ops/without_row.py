@@ -16,7 +16,6 @@ def _aten(words: str) -> frozenset[str]:
 FRESH = _aten("""
     conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
     linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack
-    max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
     adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
     upsample_bicubic2d upsample_trilinear3d
@@ -25,7 +24,7 @@ FRESH = _aten("""
 #: Besides those in FRESH: the sizes of their results follow from their operands' sizes, and from numbers.
 SIZED = _aten("""
     chunk split split_with_sizes unbind unfold detach sort argsort
-    max_pool2d_with_indices adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool3d
+    adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool3d
     alpha_dropout feature_dropout scaled_dot_product_attention einsum outer tril triu
     empty_like rand_like randn_like new_empty new_zeros new_ones new_full arange linspace eye
     upsample_nearest1d upsample_linear1d pixel_shuffle pixel_unshuffle channel_shuffle
@@ -50,11 +49,12 @@ STRICT_GRADIENT = _aten("""
 """) | {"tsfuser::with_operands"}
 #: Their derivatives give a gradient of the operand's dtype, whatever they get (`Row.gradient` is "cast").
 CAST_GRADIENT = frozenset({"tsfuser::joined"})
-#: Of their second operand they only read the sizes, the dtype and the layout, on CPUs and on CUDA.
+#: Of their second operand they only read the sizes, the dtype and the layout, on CPUs and on CUDA; with those
+#: that have a row.
 SIZES_ONLY = _aten("""
     max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward
-    adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward
-    _adaptive_avg_pool3d_backward
+    adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward
 """)
 
 #: They pass no gradient on to their operands.
@@ -65,7 +65,7 @@ FLAT = _aten("""
 SELECTS = _aten("""
     max min median nanmedian mode kthvalue sort
     take masked_select index_put scatter
-    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
+    adaptive_max_pool2d adaptive_max_pool3d
     fractional_max_pool2d fractional_max_pool3d
 """)
 #: Of their first operand they read no elements, but its sizes, dtype, device or layout.

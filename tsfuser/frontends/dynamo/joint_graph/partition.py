@@ -28,6 +28,7 @@ from .channels_last import channels_last
 from .discontinuous import save_compared
 from .dropout import seed_dropouts
 from .from_results import read_results
+from .pool_offsets import save_offsets
 from .recomputable import recomputable
 from .repeats import merge_repeats
 from .saved_gaps import mark_gaps
@@ -88,6 +89,7 @@ def _cut(
         norms.expand(joint)
         softmaxes.expand(joint)
         read_results(joint)
+        save_offsets(joint)
         sizes_only.forget_values(joint)
         if config.cse:
             merge_repeats(joint)

@@ -48,7 +48,7 @@ def _empty_like(operand: fx.Node, reader: fx.Node) -> fx.Node | None:
     value = operand.meta["val"]
     if value.device.type not in _DEVICES:
         return None
-    sizes = [_size(operand, d) for d in range(value.dim())]
+    sizes = [size_of(operand, d) for d in range(value.dim())]
     kind = {"dtype": value.dtype, "device": value.device}
     for form in (torch.contiguous_format, *_FORMATS.get(value.dim(), ())):
         made = Insert(reader, reader, PART)(aten.empty.memory_format, sizes, **kind, memory_format=form)
@@ -64,7 +64,8 @@ def is_made_here(node: fx.Node) -> bool:
     return _MARK in node.meta
 
 
-def _size(tensor: fx.Node, d: int) -> Any:
+def size_of(tensor: fx.Node, d: int) -> Any:
+    """A size of the tensor: a number, or a node behind it."""
     size = tensor.meta["val"].shape[d]
     return size if isinstance(size, int) else Insert(tensor.next, tensor, PART)(aten.sym_size.int, tensor, d)
 

@@ -1,0 +1,217 @@
+"""Max and average pooling in groups, with what is around it: windows, paddings, formats, gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import tsfuser
+from kit.support import assert_matches, fresh, fuse, train
+
+pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error")]
+
+#: Size, step, padding, dilation, whether the last window may end behind the tensor.
+WINDOWS = {
+    "pairs": (2, 2, 0, 1, False),
+    "a network's first": (3, 2, 1, 1, False),
+    "neighbours": (3, 1, 1, 1, False),
+    "rounded up": (3, 2, 0, 1, True),
+    "rounded up and padded": (3, 2, 1, 1, True),
+    "two dims differ": ((2, 3), (3, 2), (1, 0), 1, True),
+    "dilated": (2, 1, 0, 2, False),
+    "few of many": (2, 3, 0, 1, False),
+    "large": (5, 3, 2, 1, True),
+    "one element": (1, 1, 0, 1, False),
+}
+FORMATS = {"rows": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+def images(device, dtype=torch.float32, sizes=(2, 3, 7, 9), form="rows"):
+    x = torch.randn(sizes, dtype=dtype, device=device)
+    return x.to(memory_format=FORMATS[form]) if x.dim() == 4 else x
+
+
+def pooled(kind, windows):
+    size, step, padding, dilation, up = WINDOWS[windows]
+    if kind == "max":
+        return lambda x: F.max_pool2d(x, size, step, padding, dilation, up)
+    if dilation > 1:
+        pytest.skip("averages have no dilation")
+    return lambda x: F.avg_pool2d(x, size, step, padding, up, count_include_pad=kind == "avg")
+
+
+@pytest.mark.each_value(("kind", "windows"))
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("kind", ["max", "avg", "avg without padding"])
+def test_one_kernel_forward_and_one_or_two_backward(device, kind, windows, dtype, form):
+    pool = pooled(kind, windows)
+
+    def program(x):
+        return pool(x * 2.0).sin()
+
+    x = images(device, dtype, form=form).requires_grad_()
+    compiled = torch.compile(program, backend="tsfuser", dynamic=False)
+    (out,), grads, launches = counted_step(compiled, x)
+    (expected,), wanted, _ = counted_step(program, x)
+    (reference,), exact, _ = counted_step(program, x.detach().double().requires_grad_())
+    assert_matches(out, expected, reference, ops=60)
+    assert_matches(grads[0], wanted[0], exact[0], ops=120)
+    assert 2 <= launches <= 5
+
+
+def counted_step(function, x):
+    before = tsfuser.stats()["launches"]
+    result = function(x)
+    generator = torch.Generator(x.device).manual_seed(1)
+    gradient = torch.randn(result.shape, generator=generator, device=x.device).to(result)
+    grads = torch.autograd.grad(result, x, gradient.contiguous(memory_format=_format(result)))
+    return (result.detach(),), grads, tsfuser.stats()["launches"] - before
+
+
+def _format(x):
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_places_of_the_largest_elements(device, windows, form):
+    """Equal elements, NaN, and windows of -inf alone: the first place that is no padding; the last NaN."""
+    size, step, padding, dilation, up = WINDOWS[windows]
+
+    def program(x):
+        values, places = F.max_pool2d(x, size, step, padding, dilation, up, return_indices=True)
+        return values * 2.0, places
+
+    x = torch.randint(-2, 3, (2, 3, 8, 7), device=device).float().to(memory_format=FORMATS[form])
+    x[0, 0, 2:4, 3], x[0, 1, :5], x[1] = float("nan"), float("-inf"), x[1].masked_fill(x[1] > 1, float("inf"))
+    values, places = torch.compile(program, backend="tsfuser")(x)
+    expected, wanted = program(x)
+    assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+    assert_close(places, wanted, rtol=0, atol=0)
+    assert (values.stride(), places.stride()) == (expected.stride(), wanted.stride())
+    assert tsfuser.stats()["launches"] == 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_gradient_goes_to_one_of_equal_elements(device, form):
+    def program(x):
+        return F.max_pool2d(x, 3, 2, 1) * 3.0
+
+    x = torch.randint(-1, 2, (2, 3, 9, 8), device=device).float().to(memory_format=FORMATS[form])
+    x.requires_grad_()
+    compiled = torch.compile(program, backend="tsfuser")
+    got, wanted = (counted_step(function, x)[1][0] for function in (compiled, program))
+    assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_the_forward_saves_a_byte_per_window(device):
+    def program(x):
+        return F.max_pool2d(x.cos(), 3, 2, 1).sin()
+
+    saved = []
+
+    def pack(x):
+        saved.append(x.dtype)
+        return x
+
+    x = images(device).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        torch.compile(program, backend="tsfuser")(x).sum().backward()
+    assert torch.int8 in saved and torch.int64 not in saved
+
+
+def test_the_op_that_saves_it_runs_without_a_group(device):
+    """As where a call is refused."""
+    for form in FORMATS:
+        x = images(device, sizes=(2, 3, 9, 8), form=form)
+        windows = [3, 2], [2, 2], [1, 0], [1, 1], True
+        values, places = torch.ops.aten.max_pool2d_with_indices(x, *windows)
+        same, offsets = torch.ops.tsfuser.max_pool(x, *windows)
+        gradient = torch.randn_like(values)
+        expected = torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *windows, places)
+        found = torch.ops.tsfuser.max_pool_backward(gradient, offsets, x.shape, *windows)
+        assert offsets.dtype == torch.int8 and 0 <= offsets.min() and offsets.max() < 6
+        assert torch.equal(same, values) and torch.equal(found, expected)
+        assert found.stride() == expected.stride() and offsets.stride() == values.stride()
+
+
+def test_new_sizes_need_no_kernel(device):
+    def program(x):
+        return F.max_pool2d(x.relu(), 3, 2, 1) + F.avg_pool2d(x, 3, 2, 1)
+
+    compiled = torch.compile(program, backend="tsfuser", dynamic=True)
+    with torch.no_grad():
+        for size in (9, 12, 15, 33):
+            x = images(device, sizes=(2, 5, size, size + 1))
+            assert_close(compiled(x), program(x))
+            if size == 12:
+                known = tsfuser.stats()["kernels_compiled"]
+    assert tsfuser.stats()["kernels_compiled"] == known
+
+
+def one(x):
+    return F.max_pool1d(x.relu(), 3, 2, 1), F.avg_pool1d(x.relu(), 2, 2)
+
+
+def two(x):
+    return F.max_pool2d(x.relu(), 2), F.avg_pool2d(x.relu(), [3, 2], [2, 1], [1, 0])
+
+
+def three(x):
+    return F.max_pool3d(x.relu(), 2, 1), F.avg_pool3d(x.relu(), 3, 2, 1)
+
+
+@pytest.mark.parametrize("program, sizes", [(one, (2, 3, 9)), (two, (3, 9, 8)), (three, (2, 5, 6, 7))])
+def test_scripted(device, program, sizes):
+    x = torch.randn(sizes, device=device)
+    with torch.no_grad():
+        scripted = fuse(program, x)
+        before = tsfuser.stats()["launches"]
+        with tsfuser.fuser():
+            results = scripted(x)
+        for got, wanted in zip(results, program(x)):
+            assert_matches(got, wanted, ops=30)
+    assert tsfuser.stats()["launches"] > before
+
+
+def test_scripted_training(device):
+    def program(x):
+        return F.max_pool2d(x * 2.0, 3, 2, 1).tanh() + F.avg_pool2d(x.sin(), 2)
+
+    x = images(device, sizes=(2, 3, 8, 8)).requires_grad_()
+    with tsfuser.fuser():
+        got = train(fresh(program), [x])
+    for a, b in zip(flat(got), flat(train(program, [x]))):
+        assert_matches(a, b, ops=200)
+    assert tsfuser.stats()["launches"] > 0
+
+
+def flat(found):
+    return torch.utils._pytree.tree_leaves(found)
+
+
+@pytest.mark.parametrize(
+    "pool, message",
+    [
+        (lambda x: F.max_pool2d(x.sin(), 9), "Output size is too small"),
+        (lambda x: F.avg_pool2d(x.sin(), 2, 2, 2), "pad should be at most half"),
+        (lambda x: F.avg_pool2d(x.sin(), 2, divisor_override=0), "divisor must be not zero"),
+    ],
+)
+def test_what_eager_rejects_raises(device, pool, message):
+    x = images(device, sizes=(1, 2, 5, 5))
+    with pytest.raises(RuntimeError, match=message):
+        torch.compile(pool, backend="tsfuser")(x)
+
+
+def test_no_images(device):
+    def program(x):
+        return F.max_pool2d(x.sin(), 2).cos()
+
+    x = images(device, sizes=(0, 3, 8, 8)).requires_grad_()
+    out = torch.compile(program, backend="tsfuser")(x)
+    out.sum().backward()
+    assert out.shape == (0, 3, 4, 4) and x.grad.shape == x.shape

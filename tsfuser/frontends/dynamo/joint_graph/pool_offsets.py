@@ -1,0 +1,75 @@
+"""Places of the largest elements of a max pooling, which the forward saves in 8 bits instead of 64.
+
+In: AOTAutograd's joint graph. Out: the same graph, in which the backward reads the numbers of elements in
+their windows, and sizes of the operand. Before:
+
+    y, indices = max_pool2d_with_indices(x, [2, 2])
+    max_pool2d_with_indices_backward(g, x, [2, 2], ..., indices)
+becomes
+    y, offsets = tsfuser::max_pool(x, [2, 2], ...)
+    tsfuser::max_pool_backward(g, offsets, x's sizes, [2, 2], ...)
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from ....ops.pool_windows import MOST
+from ..fx.insert import PART, Insert
+from .sizes_only import size_of
+
+aten = torch.ops.aten
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_POOL, _GRADIENT = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+
+
+def save_offsets(joint: fx.GraphModule) -> None:
+    """Changes the joint graph."""
+    for node in joint.graph.find_nodes(op="call_function", target=_POOL):
+        results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        if {0, 1} == results.keys() and len(node.users) == 2:
+            _change(node, results[0], results[1])
+    joint.recompile()
+
+
+def _change(node: fx.Node, values: fx.Node, indices: fx.Node) -> None:
+    """Does nothing where others read the indices, or groups do not have such windows."""
+    gradients, x = list(indices.users), node.args[0]
+    if not gradients or not all(_is_gradient(user, node, indices) for user in gradients):
+        return
+    kernel, stride, padding, dilation = (_pair(words) for words in gradients[0].args[2:6])
+    windows = (kernel, stride or kernel, padding, dilation, gradients[0].args[6])
+    if x.meta["val"].dtype not in _DTYPES or math.prod(kernel) > MOST:
+        return
+    forward = Insert(node, node, PART)
+    pooled = forward(torch.ops.tsfuser.max_pool.default, x, *windows)
+    made, offsets = (forward(operator.getitem, pooled, k) for k in range(2))
+    values.replace_all_uses_with(made)
+    for gradient in gradients:
+        sizes = [size_of(x, d) for d in range(x.meta["val"].dim())]
+        arguments = (gradient.args[0], offsets, sizes, *windows)
+        found = Insert(gradient, gradient, PART)(torch.ops.tsfuser.max_pool_backward.default, *arguments)
+        gradient.replace_all_uses_with(found)
+    for old in (*gradients, values, indices, node):
+        node.graph.erase_node(old)
+
+
+def _is_gradient(user: fx.Node, node: fx.Node, indices: fx.Node) -> bool:
+    """Whether the node is the gradient of that pooling, and lies in memory as its own gradient does."""
+    if user.target is not _GRADIENT or user.args[1] is not node.args[0] or user.args[7] is not indices:
+        return False
+    result, gradient = user.meta["val"], user.args[0].meta["val"]
+    return torch._prims_common.suggest_memory_format(gradient) == torch._prims_common.suggest_memory_format(
+        result
+    )
+
+
+def _pair(words: Sequence[int]) -> list[int]:
+    """The numbers for both dims."""
+    return list(words) * 2 if len(words) == 1 else list(words)

@@ -1,0 +1,185 @@
+"""Windows of pooling: where they lie along each dim, and the elements that they have.
+
+In: a tensor, and for each of its last dims the size, step, padding and dilation of the windows. Out: for each
+place in a window the elements there, over the windows: a window of k elements is k reads of the tensor, one
+behind the other in one thread. Example, windows of 2 by steps of 2 along a dim:
+
+    place 0: x[2 * i]    place 1: x[2 * i + 1]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.dtypes import BOOL, INT64
+from ..ir.fusion import Axis, Value
+from ..ir.symbols import define
+from ..ir.values import Window
+from ..ir.views import in_own_order, view
+from ..ir.windows import part, position, strided, within
+from .elementwise import as_stored
+from .table import FLOATING
+
+#: A window of more elements is a loop of its own, which torch's kernels have.
+MOST = 32
+
+_Elements = tuple[int, Value, Union[Value, None]]
+
+define("window_start", "({0} * {1} - {2})", cheap=True)
+define("window_length", "(({0} + {1} < {2} ? {0} + {1} : {2}) - ({0} < {3} ? {3} : {0}))", cheap=True)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows along one dim: where they begin, and how far they go."""
+
+    dim: int
+    kernel: int
+    step: int
+    padding: int
+    dilation: int
+    size: sz.Size  # of the tensor
+    count: sz.Size  # of windows
+    axis: Axis | None  # of windows
+    ceil: bool
+
+    def elements(self, b: Builder, value: Value) -> Iterator[_Elements]:
+        """For each place in a window: its number; the elements of `value` there, and whether there are any,
+        None where there are in each window."""
+        for k in range(self.kernel):
+            first = k * self.dilation - self.padding
+            # A last window that rounding up begins may end behind the tensor; others, behind its padding.
+            beyond = self.padding if not self.ceil else math.inf if k else 0
+            ends = beyond > self.dilation * (self.kernel - 1 - k)
+            if self.axis is None:
+                if first >= 0 and (not ends or b.call.decide(sz.lt(first, self.size))):
+                    yield k, part(b, value, self.dim, sz.const(first), sz.const(1)), None
+                continue
+            window = None
+            if first < 0 or ends:
+                low, high = max(0, -(first // self.step)), sz.ceildiv(self.size - first, self.step)
+                window = Window((self.axis,), sz.const(low), high)
+            found = strided(b, value, self.dim, self.axis, first, self.step, window)
+            yield k, found, None if window is None else within(b, self.dims(value), self.dim, window)
+
+    def dims(self, value: Value) -> list[Axis | None]:
+        """Those of a value that varies along this dim alone."""
+        return [self.axis if d == self.dim else None for d in range(len(value.dims))]
+
+    def windows(self, b: Builder, value: Value) -> Value:
+        """The number of each window."""
+        return b.literal(0) if self.axis is None else position(b, self.dims(value), self.dim)
+
+    def start(self, b: Builder, window: Value) -> Value:
+        """The place of the first element of a window in the tensor, perhaps in the padding before it."""
+        return b.pointwise("window_start", (window, b.literal(self.step), b.literal(self.padding)), INT64)
+
+    def length(self, b: Builder, window: Value, padded: bool) -> Value:
+        """The number of elements of a window; `padded`: with those in the padding."""
+        end, begin = (self.size + self.padding, -self.padding) if padded else (self.size, 0)
+        numbers = b.literal(self.kernel), b.extent(end), b.literal(begin)
+        return b.pointwise("window_length", (self.start(b, window), *numbers), INT64)
+
+
+def windows_of(
+    b: Builder,
+    name: str,
+    sizes: Sequence[sz.Size],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] = (1,),
+    ceil: bool = False,
+) -> list[Windows]:
+    """The windows along each of the last dims. Raises Refusal for what eager rejects, and where there are too
+    many elements in a window."""
+    count = int(name[name.index("pool") + 4])
+    if len(sizes) not in (count + 1, count + 2):
+        raise Refusal(f"{name} of a tensor of {len(sizes)} dims is an error in eager")
+    given = []
+    for words in (kernel_size, stride or kernel_size, padding, dilation):
+        if len(words) not in (1, count):
+            raise Refusal(f"{name} with {len(words)} numbers for {count} dims is an error in eager")
+        given.append(list(words) * (count // len(words)))
+    if math.prod(given[0]) > MOST:
+        raise Refusal(f"{name} with windows of more than {MOST} elements is left to torch")
+    first, decide = len(sizes) - count, b.call.decide
+    refuse(b, sz.eq(sizes[first - 1], 0), f"{name} of no channels is an error in eager")
+    found = []
+    for dim, (k, step, pad, apart) in enumerate(zip(*given), first):
+        if k < 1 or step < 1 or apart < 1 or not 0 <= 2 * pad <= k:
+            raise Refusal(f"{name} with such windows is an error in eager")
+        if pad and apart > 1:
+            raise Refusal(f"{name} with both padding and dilation is left to torch")
+        beyond = sizes[dim] + 2 * pad - apart * (k - 1) - 1  # that the last window may begin at
+        refuse(b, sz.lt(beyond, 0), f"{name} of less than a window is an error in eager")
+        windows = (sz.ceildiv(beyond, step) if ceil else beyond // step) + 1
+        if ceil and step > 1 and decide(sz.le(sizes[dim] + pad, (windows - 1) * step)):
+            windows = windows - 1  # it would begin in the padding behind the tensor
+        axis = None if decide(sz.eq(windows, 1)) else b.fresh_axis(windows)
+        found.append(Windows(dim, k, step, pad, apart, sizes[dim], windows, axis, ceil and step > 1))
+    return found
+
+
+def refuse(b: Builder, condition: sz.Size, reason: str) -> None:
+    """Raises Refusal where the sizes of a call meet the condition."""
+    if not b.call.made_up and b.call.decide(condition):
+        raise Refusal(reason)
+
+
+def in_memory(b: Builder, self: Value, dims: Sequence[Windows]) -> Value:
+    """`self`, rounded as eager stores it; stored where windows overlap, and each of its elements would be
+    computed in several."""
+    (self,) = as_stored(b, self)
+    overlap = any(d.dilation * (d.kernel - 1) >= d.step for d in dims)
+    return self if b.is_read(self) or not overlap else in_own_order(b, self)
+
+
+def elements_of(
+    b: Builder, self: Value, dims: Sequence[Windows]
+) -> Iterator[tuple[int, Value, Value | None]]:
+    """The number of each place in a window; the elements there, and whether there are any, None where there
+    are in each window."""
+    rest = dims[1:]
+    for k, found, inside in dims[0].elements(b, self):
+        if not rest:
+            yield k, found, inside
+            continue
+        for j, element, there in elements_of(b, found, rest):
+            both = [test for test in (inside, there) if test is not None]
+            test = b.pointwise("bitwise_and", both, BOOL) if len(both) == 2 else both[0] if both else None
+            yield k * math.prod([d.kernel for d in rest]) + j, element, test
+
+
+def facts(*places: str, **facts: Any) -> dict[str, Any]:
+    """Facts of a row; `places`: dtypes of its numbers or places of elements."""
+    fixed = "kernel_size stride padding dilation ceil_mode count_include_pad divisor_override".split()
+    return dict(dtypes=FLOATING + places, sizes="own", fixed=fixed, **facts)
+
+
+def result_of(b: Builder, name: str, value: Value, dims: Sequence[Axis | None], self: Value) -> Value:
+    """`value`, which may vary along fewer dims, as a result in the format of `self`."""
+    whole = view(b, name, value, dims, [sz.const(0)] * len(dims)) if value.dims != tuple(dims) else value
+    return b.in_format_of(b.pointwise("copy", (whole,), value.dtype, layouts=(), name=name), self)
+
+
+def divisor(
+    b: Builder, dims: Sequence[Windows], windows: Sequence[Value], padded: bool, divisor_override: int | None
+) -> Value:
+    """By what the sum of the window with these numbers is divided: how many elements it has."""
+    if divisor_override == 0:
+        raise Refusal("a mean with a divisor of 0 is an error in eager")
+    if divisor_override is not None:
+        return b.literal(divisor_override)
+    if not any(d.ceil or (d.padding and not padded) for d in dims):
+        return b.literal(math.prod([d.kernel for d in dims]))
+    number = b.literal(1)
+    for d, window in zip(dims, windows):
+        number = b.pointwise("mul", (number, d.length(b, window, padded)), INT64)
+    return number

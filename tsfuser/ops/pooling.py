@@ -1,0 +1,160 @@
+"""Max and average pooling, over the windows of pool_windows.py.
+
+In: a tensor, and the windows along its last dims. Out: for each window the largest element and its place, or
+the mean. Example:
+
+    max_pool1d(x, 2)[i] = max(x[2 * i], x[2 * i + 1])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..ir.build import Builder
+from ..ir.dtypes import BOOL, INT8, INT32, INT64
+from ..ir.fusion import Value
+from ..ir.symbols import define
+from .pool_windows import Windows, divisor, elements_of, facts, in_memory, result_of, windows_of
+from .table import composite
+
+define("exceeds", "({0} > {1} || {0} != {0})", cheap=True)
+define("behind_padding", "({0} + ({1} < 0 ? -{1} : 0))", cheap=True)
+define("digit", "({0} / {1} % {2})", cheap=True)
+
+
+def _largest(b: Builder, name: str, self: Value, dims: Sequence[Windows]) -> tuple[Value, Value]:
+    """The largest element of each window, the first of equal ones but the last NaN, and its number there."""
+    self = in_memory(b, self, dims)
+    best, place = None, _first(b, self, dims)
+    for k, element, inside in elements_of(b, self, dims):
+        if inside is not None:
+            operands = (inside, element, b.literal(-math.inf))
+            element = b.pointwise("where", operands, self.dtype, own_types=True, layouts=(), name=name)
+        if best is None:
+            best = element
+            continue
+        taken = b.pointwise("exceeds", (element, best), BOOL, own_types=True)
+        best = b.pointwise("where", (taken, element, best), self.dtype, own_types=True, layouts=(), name=name)
+        place = b.pointwise("where", (taken, b.literal(k), place), INT32, own_types=True, layouts=())
+    return best, place
+
+
+def _first(b: Builder, self: Value, dims: Sequence[Windows]) -> Value:
+    """The number in each window of the first place that is not in the padding."""
+    number = b.literal(0)
+    for d in dims:
+        number = b.pointwise("mul", (number, b.literal(d.kernel)), INT32)
+        if d.padding:
+            operands = (number, d.start(b, d.windows(b, self)))
+            number = b.pointwise("behind_padding", operands, INT32, own_types=True)
+    return number
+
+
+def _place(b: Builder, name: str, self: Value, dims: Sequence[Windows], number: Value) -> Value:
+    """The places in the tensor, as one number, of elements that have a `number` in their window."""
+    place, within_window = b.literal(0), math.prod([d.kernel for d in dims])
+    for d in dims:
+        within_window //= d.kernel
+        digits = (number, b.literal(within_window), b.literal(d.kernel))
+        offset = b.pointwise("digit", digits, INT32)
+        step = b.pointwise("mul", (offset, b.literal(d.dilation)), INT64)
+        there = b.pointwise("add", (d.start(b, d.windows(b, self)), step, b.literal(1)), INT64)
+        before = b.pointwise("mul", (place, b.extent(d.size)), INT64)
+        place = b.pointwise("add", (before, there, b.literal(1)), INT64, name=name)
+    return place
+
+
+def _max_pool(count: int) -> None:
+    name = f"max_pool{count}d"
+
+    @composite(f"aten::{name}", **facts(selects=True))
+    def largest(
+        b: Builder,
+        self,
+        kernel_size: list,
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Value:
+        """The largest element of each window, NaN if it has one"""
+        dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
+        best, _ = _largest(b, name, self, dims)
+        return result_of(b, name, best, best.dims, self)
+
+    if count == 1:
+        return
+
+    @composite(f"aten::{name}_with_indices", **facts(selects=True, without_gradient=(1,)))
+    def with_places(
+        b: Builder,
+        self,
+        kernel_size: list,
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ):
+        """The largest element of each window and its place, the first of equal ones; NaN is the largest"""
+        dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
+        best, number = _largest(b, name, self, dims)
+        place = _place(b, name, self, dims, number)
+        return tuple(result_of(b, name, value, best.dims, self) for value in (best, place))
+
+
+for _count in (1, 2, 3):
+    _max_pool(_count)
+
+
+@composite("tsfuser::max_pool", **facts(selects=True, without_gradient=(1,), needs_kernel=True))
+def max_pool_with_offsets(
+    b: Builder,
+    self,
+    kernel_size: list,
+    stride: list,
+    padding: list,
+    dilation: list,
+    ceil_mode: bool,
+):
+    """The largest element of each window and its number there, in 8 bits"""
+    dims = windows_of(b, "max_pool2d", b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
+    best, number = _largest(b, "max_pool", self, dims)
+    number = b.pointwise("convert", (number,), INT8, own_types=True)
+    return tuple(result_of(b, "max_pool", value, best.dims, self) for value in (best, number))
+
+
+# ---- means
+
+
+def _avg_pool(count: int) -> None:
+    name = f"avg_pool{count}d"
+
+    @composite(f"aten::{name}", **facts())
+    def mean(
+        b: Builder,
+        self,
+        kernel_size: list,
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
+        """The mean of each window"""
+        dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, ceil=ceil_mode)
+        self = in_memory(b, self, dims)
+        register, total = self.dtype.register, b.literal(0.0)
+        for _, element, inside in elements_of(b, self, dims):
+            if inside is not None:
+                operands = (inside, element, b.literal(0.0))
+                element = b.pointwise("where", operands, register, own_types=True, layouts=())
+            total = b.pointwise("add", (total, element, b.literal(1)), register)
+        windows = [d.windows(b, self) for d in dims]
+        by = divisor(b, dims, windows, count_include_pad, divisor_override)
+        result = b.pointwise("div", (total, by), self.dtype, register, name=name)
+        return result_of(b, name, result, result.dims, self)
+
+
+for _count in (1, 2, 3):
+    _avg_pool(_count)
