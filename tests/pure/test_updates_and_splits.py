@@ -209,6 +209,19 @@ def test_what_does_not_nest_is_stored_and_read_again():
     assert [call.value(s) for s in load.strides] == [12, 1]
 
 
+@pytest.mark.parametrize("strides, temporaries", [((5, 1), 0), ((1, 12), 1)])
+def test_what_is_a_result_as_well_is_stored_once(strides, temporaries):
+    """If the result lies in memory row by row, as what is reshaped is read."""
+
+    def program(b, x):
+        y = relu(b, x)
+        return y, relu(b, reshaped(b, y, 5, 12))
+
+    call, fusion = build(program, tensor(12, 5, strides=strides))
+    assert verify(fusion) is None and read(str(fusion)) == fusion and len(reshapes(fusion)) == 1
+    assert len(stages(call, fusion)[1]) == temporaries
+
+
 def test_reductions_wait_for_what_they_read_from_memory():
     """Sums before and after it, which are over the same axes."""
 

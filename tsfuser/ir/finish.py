@@ -24,6 +24,7 @@ from .fusion import (
     Fusion,
     Lookup,
     Op,
+    Output,
     Pointwise,
     Random,
     Reduce,
@@ -33,6 +34,8 @@ from .fusion import (
     Update,
     Value,
 )
+from .layout import contiguous
+from .symbols import ROUNDING
 from .values import Window
 
 
@@ -59,6 +62,7 @@ def finish(draft: Draft) -> Fusion:
         for u in draft.updates
     )
     seeds = tuple(seed.length for seed in draft.seeds)
+    kept = _read_results(draft, kept, outputs)
     fusion = Fusion(inputs, numbers, kept, outputs, tuple(draft.results), updates, draft.drawn, seeds)
     if len(seeds) != sum(op.saved is not None for op in fusion.randoms):
         raise Refusal("a seed is asked for of a dropout whose result nobody reads, or twice")
@@ -108,6 +112,47 @@ def _ops(ops: Sequence[Op], stored: set[str], new: _Canonical) -> tuple[Op, ...]
                 continue
         kept.append(op)
     return tuple(kept)
+
+
+def _read_results(draft: Draft, ops: tuple[Op, ...], outputs: Sequence[Output]) -> tuple[Op, ...]:
+    """The ops, where what is stored to be read along other axes, and is a result that lies in memory in the
+    same order, is read where the result is. Ops that nobody needs any more are left out."""
+    makers = {op.output.name: op for op in ops}
+    results = {o.value.name: o for o in outputs if o.room is None}
+    changed = [
+        replace(op, operands=(_result(draft, op, makers, results),)) if isinstance(op, Reshape) else op
+        for op in ops
+    ]
+    if changed == list(ops):
+        return ops
+    needed = {o.value.name for o in outputs} | {v.name for u in draft.updates for v in (u.value, *u.at)}
+    for op in reversed(changed):
+        if op.output.name in needed:
+            needed.update(v.name for v in op.operands)
+    return tuple(op for op in changed if op.output.name in needed)
+
+
+def _result(draft: Draft, op: Reshape, makers: dict[str, Op], results: dict[str, Output]) -> Value:
+    """The result of the group that has the elements of the operand of `op` in the same order; the operand
+    where there is none."""
+    (stored,) = op.operands
+    value, dtype = stored, stored.dtype
+    copies = ("copy", f"{ROUNDING}{dtype}")  # memory rounds, too
+    while value.name not in results:
+        made = makers.get(value.name)
+        if (
+            not isinstance(made, Pointwise)
+            or made.symbol not in copies
+            or made.operands[0].dtype is not dtype
+        ):
+            return stored
+        (value,) = made.operands
+    own = dict(zip(stored.dims or (), contiguous(draft.sizes(stored)).strides))
+    there = zip(value.dims or (), results[value.name].steps)
+    same = set(value.axes) == set(stored.axes) and all(
+        a is None or draft.call.decide(sz.eq(stride, own[a])) for a, stride in there
+    )
+    return value if same else stored
 
 
 def _check_updates(fusion: Fusion) -> None:

@@ -29,14 +29,14 @@ define("in_range", "({0} < 0 ? 0 : {0} < {1} ? {0} : {1} - 1)", cheap=True)
 define("next_digit", "({0} * {1} + {2} / {3})", cheap=True)
 
 
-def _holders(b: Builder, d: Windows, at: Value) -> Iterator[tuple[Value, Value]]:
-    """Of an element at place `at` along the dim: the windows that may hold it, in order, as numbers that are
-    in range, and whether they do."""
+def _holders(b: Builder, d: Windows, at: Value, count: Value) -> Iterator[tuple[Value, Value]]:
+    """Of an element at place `at` along the dim: those of the `count` windows that may hold it, in order, as
+    numbers that are in range, and whether they do."""
     for back in reversed(range(d.dilation * (d.kernel - 1) // d.step + 1)):
         numbers = map(b.literal, (d.padding, d.step, back))
         window = b.pointwise("holder", (at, *numbers), INT32)
         place = b.pointwise("place_in_window", (at, window, b.literal(d.step), b.literal(d.padding)), INT32)
-        last, count = b.literal(d.dilation * (d.kernel - 1)), b.extent(d.count)
+        last = b.literal(d.dilation * (d.kernel - 1))
         holds = b.pointwise(
             "holds", (window, count, place, last, b.literal(d.dilation)), BOOL, own_types=True
         )
@@ -75,8 +75,11 @@ def _gathered(
         alone = [axes[d] if e == d else None for e in range(len(axes))]
         place = b.literal(0) if axes[d] is None else position(b, alone, d)
         at.append(b.pointwise("convert", (place,), INT32, own_types=True))
+    # The gradient's sizes, not numbers of the graph: one kernel serves all.
+    counts = [b.extent(size) for size in b.sizes(gradient)[first:]]
+    holders = [list(_holders(b, *of_dim)) for of_dim in zip(dims, at, counts)]
     register, total = gradient.dtype.register, None
-    for chosen in product(*(list(_holders(b, d, place)) for d, place in zip(dims, at))):
+    for chosen in product(*holders):
         windows, tests = zip(*chosen)
         holds = tests[0]
         for test in tests[1:]:

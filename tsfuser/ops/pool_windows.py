@@ -134,11 +134,12 @@ def refuse(b: Builder, condition: sz.Size, reason: str) -> None:
 
 
 def in_memory(b: Builder, self: Value, dims: Sequence[Windows]) -> Value:
-    """`self`, rounded as eager stores it; stored where windows overlap, and each of its elements would be
-    computed in several."""
-    (self,) = as_stored(b, self)
+    """`self` as eager stores it; in memory where windows overlap, as else each element would be computed in
+    several."""
     overlap = any(d.dilation * (d.kernel - 1) >= d.step for d in dims)
-    return self if b.is_read(self) or not overlap else in_own_order(b, self)
+    if overlap and not b.is_read(self):
+        return in_own_order(b, self)
+    return as_stored(b, self)[0]
 
 
 def elements_of(
