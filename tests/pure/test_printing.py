@@ -48,6 +48,18 @@ def looked_up(b, x):
     return add(b, index, b.literal(2.5))
 
 
+def scanned(dim):
+    def program(b, x):
+        return relu(b, b.scan("cumsum", "sum", add(b, x, x), dim, x.dtype))
+
+    return program
+
+
+def scanned_from_the_end(b, x):
+    made = b.scan("cumsum", "sum", table.find("aten::flip").build(b, self=x, dims=[1]), 1, x.dtype)
+    return table.find("aten::flip").build(b, self=made, dims=[1])
+
+
 SAMPLES = {
     "pointwise": (lambda b, x: relu(b, x), [tensor(64, 3, 40)]),
     "broadcast": (lambda b, x, y: add(b, x, y), [tensor(64, 40), tensor(40)]),
@@ -64,6 +76,10 @@ SAMPLES = {
     "joined rows": (lambda b, x, y: total(b, joined(b, x, y), [-1]), [tensor(64, 24), tensor(64, 40)]),
     "joined heads": (joined, [tensor(8, 4, 24), tensor(8, 4, 40)]),
     "sums joined": (sums_joined, [tensor(64, 24), tensor(40)]),
+    "scanned rows": (scanned(1), [tensor(2048, 50_000)]),
+    "scanned short rows": (scanned(1), [tensor(2048, 50)]),
+    "scanned columns": (scanned(0), [tensor(2048, 500)]),
+    "scanned from the end": (scanned_from_the_end, [tensor(2048, 50_000)]),
     "a scalar": (lambda b, x: relu(b, x), [tensor()]),
 }
 EVERY = pytest.mark.parametrize("name", SAMPLES)

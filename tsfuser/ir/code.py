@@ -20,14 +20,27 @@ from typing import Any
 
 from . import statements, text
 from .dtypes import DType
-from .fusion import PLACES, Axis, Located, Lookup, Pointwise, Random, Reduce, Reshape, Value, Walk, tuple_text
+from .fusion import (
+    PLACES,
+    Axis,
+    Located,
+    Lookup,
+    Pointwise,
+    Random,
+    Reduce,
+    Reshape,
+    Scan,
+    Value,
+    Walk,
+    tuple_text,
+)
 from .size import INFIX, Size
 from .values import Window
 
 _WIDTH = 100  # characters of a line
 _LONG = 60  # characters of a formula that gets a name even where it occurs once
 #: spelled as a Fusion prints them
-_OPS = (Pointwise, Reduce, Random, Reshape, Lookup, Located, Walk, Window, *PLACES)
+_OPS = (Pointwise, Reduce, Scan, Random, Reshape, Lookup, Located, Walk, Window, *PLACES)
 
 
 class SizeNames:

@@ -38,7 +38,7 @@ from .loop_ir import (
     Uniform,
 )
 from .scans import accumulator, symbol_of
-from .traverse import defined, once, used
+from .traverse import defined, once, rewrite_indices, used
 
 COSTLY = 8  # instructions of an element: with more it is kept from one part of a sweep to the next
 
@@ -127,10 +127,15 @@ class _Parts:
             result += [self._array(f"{name}_past", self.made[name].ctype) for name in saved]
             result += [self._array(f"{name}_scan", self._term(name).ctype) for name in part.scans]
             body += [s for name in part.scans for s in self._terms(name)]
-            result += self.draft.looped(list(once(body)), self.inner)
+            result += self._looped(once(body))
             for name in part.scans:
                 result += self._scanned(name)
         return result
+
+    def _looped(self, body: Sequence[Stmt]) -> list[Stmt]:
+        if self.is_flat:
+            return [rewrite_indices(s, {x.name: ix.Const(0) for x in self.inner}) for s in body]
+        return self.draft.looped(list(body), self.inner)
 
     def _term(self, name: str) -> Compute:
         return self.made[f"{name}_term"]
@@ -169,8 +174,10 @@ class _Parts:
         if self.scanning.backwards:
             lane = ix.sub(self.draft.lane.extent.a - 1, Var(self.draft.lane.name))
             guard = ix.substitute(guard, {self.draft.lane.name: lane})
-        add = Accumulate(carry, ix.Const(0), symbol_of(self.ops[name]), f"{place}[{lane}]", guard)
-        made: list[Stmt] = [*self.draft.at.lets_for([add]), add, SetLane(place, lane, f"{carry}[0]")]
+        read = Compute(f"{name}_next", self._term(name).ctype, "copy", (place,), (place,), lane)
+        add = Accumulate(carry, ix.Const(0), symbol_of(self.ops[name]), read.name, guard)
+        lets = self.draft.at.lets_for([add])
+        made: list[Stmt] = [*lets, read, add, SetLane(place, lane, f"{carry}[0]")]
         rest = [x for x in self.inner if x.name != self.draft.lane.name]
         return self.draft.looped(made, [*rest, replace(self.draft.lane, bind="serial")])
 
