@@ -158,7 +158,9 @@ def _on_channels(rng, shape, wide):
     convolution = f"{channels}, {wide * groups}, {rng.choice((1, 3))}, padding=1, groups={groups}"
     convolutions = [f"@nn.Conv{d}d({convolution})@({{0}})"] * 3
     convolutions += [f"@nn.ConvTranspose{d}d({channels}, {wide}, 2, stride=2)@({{0}})"]
-    windows = [f"@nn.AvgPool{d}d(2, 1)@({{0}})", f"@nn.MaxPool{d}d(2, 1)@({{0}})"]
+    size, up = rng.choice((2, 3)), rng.random() < 0.3
+    words = f"{size}, {rng.choice((1, 2))}, {rng.choice((0, size // 2))}, ceil_mode={up}"
+    windows = [f"@nn.AvgPool{d}d({words})@({{0}})", f"@nn.MaxPool{d}d({words})@({{0}})"]
     windows += [f"@nn.AdaptiveAvgPool{d}d({rng.randint(1, 3)})@({{0}})", "F.interpolate({0}, scale_factor=2)"]
     if d == 2 and channels % 4 == 0:
         windows += ["F.pixel_shuffle({0}, 2)", "F.channel_shuffle({0}, 2)"]
