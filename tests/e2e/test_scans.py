@@ -226,6 +226,16 @@ def test_statistics_over_a_row_are_in_the_same_kernel(device):
     compare(function, noise((40, 600), device).abs(), launches=1, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [8, 40, 600, 5003, 20000])
+def test_a_scan_that_results_before_and_behind_a_reduction_read(length, device):
+    def function(x):
+        y = torch.cumsum(x, 1)
+        largest = torch.cummax(torch.tanh(x), 1)[0]
+        return y + 1, y / x.sum(1, keepdim=True), largest * 2 - x.amax(1, True), largest
+
+    compare(function, noise((40, length), device).abs(), launches=1, rtol=1e-4, atol=1e-4)
+
+
 def test_scans_one_behind_the_other_and_side_by_side(device):
     def function(x):
         y = torch.cumsum(x, 1) * 0.1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.programs import add, build, kernels, relu, stages, tensor
+from kit.programs import add, build, kernels, relu, stages, tensor, total
 from tsfuser.codegen.emit import source
 from tsfuser.errors import Refusal
 from tsfuser.ir.fusion import Scan
@@ -33,17 +33,39 @@ def kept(b, x):
     return b.pointwise("mul", (before, p), p.dtype)
 
 
+def read_twice(b, x):
+    y = scan(b, x, 1)
+    return relu(b, y), add(b, y, total(b, x, [1], True))
+
+
 def flipped(b, x):
     flip = table.find("aten::flip")
     made = scan(b, flip.build(b, self=relu(b, x), dims=[1]), 1)
     return flip.build(b, self=made, dims=[1])
 
 
+def twice_from_the_end_of_columns(b, x):
+    flip = table.find("aten::flip")
+    made = scan(b, flip.build(b, self=relu(b, x), dims=[0]), 0)
+    return flip.build(b, self=scan(b, add(b, made, made), 0, "prod"), dims=[0])
+
+
+def beside_what_has_none(b, x):
+    return relu(b, x), scan(b, x, 0), scan(b, x, 1)
+
+
 def several(b, x):
     return scan(b, scan(b, x, 0), 1), scan(b, x, 1)
 
 
-PROGRAMS = {"rows": along(1), "columns": along(0), "a softmax before": kept, "from the end": flipped}
+PROGRAMS = {
+    "rows": along(1),
+    "columns": along(0),
+    "a softmax before": kept,
+    "from the end": flipped,
+    "read twice": read_twice,
+    "twice": twice_from_the_end_of_columns,
+}
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS.values(), several], ids=[*PROGRAMS, "several"])
@@ -109,6 +131,7 @@ def test_a_flip_of_a_scan_of_a_flip_is_read_in_the_order_of_memory():
 def test_scans_of_several_ways_read_one_another_from_memory():
     names = [k.name for k in kernels(several, tensor(64, 40))]
     assert len(names) == 3 and all("cumsum" in name for name in names)
+    assert len(kernels(beside_what_has_none, tensor(64, 40))) == 2
 
 
 def test_a_row_that_one_block_would_take_too_long_for_is_refused():

@@ -31,7 +31,8 @@ from .tiles import tiles
 class Draft:
     """`loads` and `computed`: the statements of each value, by its name. `row_loop`: the loop over the `rows`
     rows, or columns, that a thread works on at the same time. `row_guard`: whether an element of the row
-    exists. `row_values`: statements, so far, for values of which a row has one. `exchanged`: bytes of shared
+    exists. `row_values`: statements, so far, for values of which a row has one. `inlined`: those, so far,
+    of scans that stand outside of loops because none has several iterations. `exchanged`: bytes of shared
     memory that threads exchange values through, so far; `words`: 4-byte words that blocks do.
     `online_softmax`: by the number of a sweep, the maximum and the sum that blocks combine at once."""
 
@@ -69,6 +70,7 @@ class Draft:
         self.row_guard = self.guard_of(self.row_dims)
         self.online_softmax = self._pairs()
         self.row_values: list[Stmt] = []
+        self.inlined: list[Stmt] = []
         self.exchanged = self.words = 0
 
     @property

@@ -143,8 +143,8 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
         known = read_by([*needed, *body, *_along_rows(draft)], known)
     late = _stored_once(draft, once_stored, needed)
     needed = read_by(body, needed) if once_stored else needed
-    body = scan_parts.looped(draft, [*once([*draft.at.lets, *known, *needed]), *body])
-    before = [*scan_parts.running_values(draft, needed), *before]
+    values, body = scan_parts.looped(draft, number, [*once([*draft.at.lets, *known, *needed]), *body])
+    before = [*values, *before]
     if draft.iteration is not None and draft.tiles:
         body = _over_tiles(draft, body)
     return [*arrays, *_earlier_passes(draft, earlier, needed), *before, *body, *after, *late]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ir import size as sz
+from ..ir.fusion import Scan
 from ..ir.symbols import find
 from ..schedule.loops import Loop
 from . import index as ix
@@ -43,31 +44,31 @@ from .traverse import defined, once, rewrite_indices, used
 COSTLY = 8  # instructions of an element: with more it is kept from one part of a sweep to the next
 
 
-def running_values(draft: Draft, statements: Sequence[Stmt]) -> list[Stmt]:
-    """The running values of the scans among `statements`, as they begin."""
-    made: list[Stmt] = []
-    for op in draft.segment.scans:
-        lanes = 1 if draft.schedule.scanning.axis == "x" else draft.lane.extent.a
-        if any(isinstance(s, Compute) and s.name == op.output.name for s in statements):
-            wide = accumulator(op, draft.schedule)
-            identity = COMBINATIONS[op.combine].start(wide)
-            made.append(Accumulator(f"{op.output.name}_carry", wide.ctype, lanes, identity))
-    return made
-
-
-def looped(draft: Draft, statements: Sequence[Stmt]) -> list[Stmt]:
-    """The loops of a sweep with `statements`, cut in parts where some of these are scans along threads."""
-    names = {op.output.name for op in draft.segment.scans}
-    scanning, made = draft.schedule.scanning, [s for s in statements if isinstance(s, Compute)]
-    if scanning is None or not scanning.axis or not any(s.name in names for s in made):
-        return draft.looped(list(statements), draft.loops)
+def looped(draft: Draft, number: int, statements: Sequence[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
+    """The running values of the scans among the `statements` of sweep `number`, as they begin, and its
+    loops, cut in parts at the scans along threads."""
+    known = {defined(s) for s in draft.inlined} & {op.output.name for op in draft.segment.scans}
+    statements = [s for s in statements if defined(s) not in known]
+    computed = {defined(s) for s in statements}
+    # what an earlier sweep has saved is read, and has no term
+    ops = {op.output.name: op for op in draft.segment.scans if f"{op.output.name}_term" in computed}
+    axis = draft.schedule.scanning.axis if ops else ""
+    suffix = f"_{number + 1}" if number and axis else ""
+    before: list[Stmt] = []
+    for name, op in ops.items():
+        wide, lanes = accumulator(op, draft.schedule), 1 if axis == "x" else draft.lane.extent.a
+        identity = COMBINATIONS[op.combine].start(wide)
+        before.append(Accumulator(f"{name}_carry{suffix}", wide.ctype, lanes, identity))
+    if not axis:
+        return before, draft.looped(list(statements), draft.loops)
     rounds = _rounds(draft)
-    body = _Parts(draft, [x for x in draft.loops if x is not rounds], statements).looped()
-    if rounds is None:
-        return body
-    extent = draft.params.size(rounds.extent, f"{rounds.name}_size")
-    bind = rounds.bind if draft.schedule.is_vectorised else "rows"  # there are barriers in it
-    return [For(rounds.name, extent, bind, tuple(body))]
+    inner = [x for x in draft.loops if x is not rounds]
+    body = _Parts(draft, ops, suffix, inner, statements).looped()
+    if rounds is not None:
+        extent = draft.params.size(rounds.extent, f"{rounds.name}_size")
+        bind = rounds.bind if draft.schedule.is_vectorised else "rows"  # there are barriers in it
+        body = [For(rounds.name, extent, bind, tuple(body))]
+    return before, body
 
 
 def _rounds(draft: Draft) -> Loop | None:
@@ -86,9 +87,17 @@ class _Part:
 class _Parts:
     """The statements of a sweep in the parts before, between and behind its scans."""
 
-    def __init__(self, draft: Draft, inner: Sequence[Loop], statements: Sequence[Stmt]):
-        self.draft, self.inner, self.scanning = draft, inner, draft.schedule.scanning
-        self.ops = {op.output.name: op for op in draft.segment.scans}
+    def __init__(
+        self,
+        draft: Draft,
+        ops: Mapping[str, Scan],
+        suffix: str,
+        inner: Sequence[Loop],
+        statements: Sequence[Stmt],
+    ):
+        """`suffix`: of names, which an earlier sweep may have used."""
+        self.draft, self.ops, self.inner, self.scanning = draft, ops, inner, draft.schedule.scanning
+        self.suffix = suffix
         self.by_one = draft.schedule.is_vectorised
         unrolled = next((x for x in inner if x.bind == "unroll" and x.extent.a > 1), None)
         self.at = unrolled.name if unrolled else "0"
@@ -106,7 +115,8 @@ class _Parts:
         if isinstance(s, Compute) and s.name in self.ops:
             number = self.number[f"{s.name}_term"]
             self._part(number).scans.append(s.name)
-            array = f"{s.name}_scan[{self.at}]"
+            self._part(number).body += self._terms(s.name)
+            array = f"{s.name}_scan{self.suffix}[{self.at}]"
             s = replace(s, operands=(array,), vectors=(array,), lane=self._lane)
             number += 1
         if (name := defined(s)) is not None:
@@ -123,10 +133,11 @@ class _Parts:
         for number, part in sorted(self.parts.items()):
             body = [*self._known(number, kept), *part.body]
             saved = [name for name in kept if self.number[name] == number]
-            body += [SetLane(f"{name}_past[{self.at}]", self._lane, name) for name in saved]
-            result += [self._array(f"{name}_past", self.made[name].ctype) for name in saved]
-            result += [self._array(f"{name}_scan", self._term(name).ctype) for name in part.scans]
-            body += [s for name in part.scans for s in self._terms(name)]
+            body += [SetLane(f"{name}_past{self.suffix}[{self.at}]", self._lane, name) for name in saved]
+            result += [self._array(f"{name}_past{self.suffix}", self.made[name].ctype) for name in saved]
+            result += [
+                self._array(f"{name}_scan{self.suffix}", self._term(name).ctype) for name in part.scans
+            ]
             result += self._looped(once(body))
             for name in part.scans:
                 result += self._scanned(name)
@@ -134,7 +145,10 @@ class _Parts:
 
     def _looped(self, body: Sequence[Stmt]) -> list[Stmt]:
         if self.is_flat:
-            return [rewrite_indices(s, {x.name: ix.Const(0) for x in self.inner}) for s in body]
+            only = [rewrite_indices(s, {x.name: ix.Const(0) for x in self.inner}) for s in body]
+            fresh = [s for s in only if not (defined(s) and s in self.draft.inlined)]
+            self.draft.inlined += fresh
+            return fresh
         return self.draft.looped(list(body), self.inner)
 
     def _term(self, name: str) -> Compute:
@@ -154,21 +168,21 @@ class _Parts:
         op, term = self.ops[name], f"{name}_term"
         guard = self.draft.guard_of({self.scanning.dim})
         if guard is None or self.by_one or not self.scanning.backwards:
-            return [SetLane(f"{name}_scan[{self.at}]", self._lane, term)]
+            return [SetLane(f"{name}_scan{self.suffix}[{self.at}]", self._lane, term)]
         wide = accumulator(op, self.draft.schedule)
         inside, chosen = f"{name}_in", f"{name}_own"
         given = (*(f"{{{k}}}" for k in range(2)), COMBINATIONS[op.combine].start(wide))
         return [
             Let(inside, "bool", guard),
             Compute(chosen, wide.ctype, "or_else", (inside, term), arguments=given),
-            SetLane(f"{name}_scan[{self.at}]", self._lane, chosen),
+            SetLane(f"{name}_scan{self.suffix}[{self.at}]", self._lane, chosen),
         ]
 
     def _scanned(self, name: str) -> list[Stmt]:
         """The scan itself, of what its array holds: by one thread of the host, or by those of a row."""
         if not self.by_one:
             return [self._exchange(name)]
-        carry, place = f"{name}_carry", f"{name}_scan[0]"
+        carry, place = f"{name}_carry{self.suffix}", f"{name}_scan{self.suffix}[0]"
         lane: Expr = self._lane
         guard = self.draft.guard_of({self.scanning.dim})
         if self.scanning.backwards:
@@ -195,8 +209,8 @@ class _Parts:
         draft.exchanged = start + size * (2 if rounds else 1)
         functor, iteration = COMBINATIONS[op.combine].functor, rounds.name if rounds and size else ""
         return BlockScan(
-            f"{name}_scan",
-            f"{name}_carry",
+            f"{name}_scan{self.suffix}",
+            f"{name}_carry{self.suffix}",
             functor,
             self.scanning.axis,
             self.scanning.backwards,
@@ -224,7 +238,7 @@ class _Parts:
         for name in self._needed(number, kept):
             s = self.made[name]
             if name in kept:
-                place = f"{name}_past[{self.at}]"
+                place = f"{name}_past{self.suffix}[{self.at}]"
                 s = Compute(name, s.ctype, "copy", (place,), (place,), self._lane)
             found.append(s)
         return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .. import ops  # noqa: F401  it defines the symbols
-from ..ir.fusion import Lookup, Op, Pointwise, Random, Reduce, Value
+from ..ir.fusion import Lookup, Op, Pointwise, Random, Reduce, Scan, Value
 from ..ir.symbols import find
 from ..segment import Segment
 from .loops import Schedule
@@ -21,7 +21,7 @@ from .sweeps import Sweeps, sweeps_of
 
 def is_costly(op: Op) -> bool:
     """Whether it is cheaper to save the result of `op` than to compute it again."""
-    return isinstance(op, Pointwise) and not find(op.symbol).cheap
+    return isinstance(op, Scan) or (isinstance(op, Pointwise) and not find(op.symbol).cheap)
 
 
 def costly_terms(segment: Segment) -> int:

@@ -369,6 +369,7 @@ def _by_space(call: Call, cut: _Cut, values: list[Value]) -> list[list[Value]]:
                 host >= set(value.axes)
                 and all(call.decide(sz.lt(0, a.extent)) for a in host - set(value.axes))
                 and not _goes_alone(call, cut, group[0], value)
+                and _scans_as(cut, group, value)
             ):
                 group.append(value)
                 break
@@ -377,13 +378,17 @@ def _by_space(call: Call, cut: _Cut, values: list[Value]) -> list[list[Value]]:
     return groups
 
 
+def _scans_as(cut: _Cut, group: list[Value], value: Value) -> bool:
+    """Whether one kernel can do the scans of `value` with those of `group`: they go along the same dim, or
+    only one of the two has scans, and both read a common tensor."""
+    own, others = cut.scans(value), set().union(*map(cut.scans, group))
+    return own == others or (not (own and others) and not cut.reads(group).isdisjoint(cut.reads([value])))
+
+
 def _goes_alone(call: Call, cut: _Cut, host: Value, value: Value) -> bool:
-    """Whether `value` gets a kernel of its own: where it is of other scans than `host`; or where it is large,
-    and has wide accesses then: its innermost axis in memory is another one than that of `host`, and the two
-    read no common tensor of two or more dims."""
-    ways = cut.scans(host), cut.scans(value)
-    if ways[0] != ways[1] and (all(ways) or cut.reads([host]).isdisjoint(cut.reads([value]))):
-        return True
+    """Whether a large `value` gets a kernel of its own, which can store it in wide accesses: its innermost
+    axis in memory is another one than that of `host`, and the two read no common tensor of two or more dims.
+    """
     if len(value.axes) < len(host.axes) or cut.innermost(value) == cut.innermost(host):
         return False
     read = [
