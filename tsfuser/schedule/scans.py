@@ -34,7 +34,7 @@ from .row_loops import apply
 from .row_params import MAX_ROW_THREADS, RowParams, block_shape
 from .row_space import Rows
 
-LONG_ROW = 1 << 17  # elements of a row of which torch's blocks together take less time than one block
+LONG_ROW = 1 << 17  # elements of a lone row of which torch's blocks together take less time than one block
 MAX_WARP_VECTORS = 4  # vectors of a thread, if a row has a warp or less
 MAX_VECTORS = 4  # the same, if it has a block: as many are in flight at a time
 WARP_BLOCK_THREADS = 128  # threads of a block if a row has a warp or less
@@ -86,9 +86,8 @@ def _of_nothing(call: Call, segment: Segment, machine: Machine, along: str) -> P
 
 def _by_rows(call: Call, segment: Segment, machine: Machine, rows: Rows, backwards: bool) -> Proposal | str:
     if machine.has_threads:
-        few = sz.lt(rows.count, machine.multiprocessors // 2)
-        if call.decide(sz.both(few, sz.lt(LONG_ROW, rows.length))):
-            return "its rows are long and too few to keep the machine busy"
+        if call.decide(sz.both(sz.lt(rows.count, 2), sz.lt(LONG_ROW, rows.length))):
+            return "it is one long row, which torch shares among blocks"
     params = choose_row_params(call, rows, machine)
     schedule = apply(rows, params, machine)
     names = tuple(x.name for x in schedule.loops_of_a_thread)
