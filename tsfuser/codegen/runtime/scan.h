@@ -93,12 +93,13 @@ DEVICE void scan_y(vec<T, L> (&value)[U], T (&carry)[L], char* memory) {
   static_assert(Across <= 32 && (Across & (Across - 1)) == 0, "rows of threads do not part warps");
   const int thread = thread_of_block(), lane = thread % 32, warp = thread / 32;
   const int warps = Across * blockDim.y / 32;
-  T total[L];
+  vec<T, L> total, own, all;
 #pragma unroll
   for (int i = 0; i < L; ++i) {
 #pragma unroll
     for (int u = 1; u < U; ++u) value[u][i] = Op::combine(value[u - 1][i], value[u][i]);
     total[i] = value[U - 1][i];
+    own[i] = all[i] = carry[i];
 #pragma unroll
     for (int distance = Across; distance < 32; distance *= 2) {
       const T before = of_lane<true>(total[i], distance, 32);
@@ -106,24 +107,23 @@ DEVICE void scan_y(vec<T, L> (&value)[U], T (&carry)[L], char* memory) {
     }
   }
   T* const shared = reinterpret_cast<T*>(memory) + threadIdx.x * L;
-  if (lane >= 32 - Across) {
-#pragma unroll
-    for (int i = 0; i < L; ++i) shared[warp * (Across * L) + i] = total[i];
-  }
+  if (lane >= 32 - Across) store(shared + warp * (Across * L), total);
   __syncthreads();
+  for (int w = 0; w < warps; ++w) {
+    const vec<T, L> next = load<L>(shared + w * (Across * L));
+#pragma unroll
+    for (int i = 0; i < L; ++i) {
+      if (w < warp) own[i] = Op::combine(own[i], next[i]);
+      all[i] = Op::combine(all[i], next[i]);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < L; ++i) {
-    T own = carry[i], all = carry[i];
-    for (int w = 0; w < warps; ++w) {
-      const T next = shared[w * (Across * L) + i];
-      if (w < warp) own = Op::combine(own, next);
-      all = Op::combine(all, next);
-    }
-    carry[i] = all;
+    carry[i] = all[i];
     const T before = of_lane<true>(total[i], Across, 32);
-    own = lane >= Across ? Op::combine(own, before) : own;
+    const T start = lane >= Across ? Op::combine(own[i], before) : own[i];
 #pragma unroll
-    for (int u = 0; u < U; ++u) value[u][i] = Op::combine(own, value[u][i]);
+    for (int u = 0; u < U; ++u) value[u][i] = Op::combine(start, value[u][i]);
   }
 }
 
