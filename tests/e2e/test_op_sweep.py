@@ -256,7 +256,6 @@ UNLISTED = {
         [
             "aten::max_pool2d_with_indices",
             "aten::max_pool3d_with_indices",
-            "aten::max_pool3d_with_indices_backward",
             "aten::avg_pool2d_backward",
             "aten::avg_pool3d_backward",
             "tsfuser::max_pool",

@@ -13,7 +13,6 @@ _WRITES = "it writes to running statistics"
 #: OpInfos that the op table names and that have no derivative here, or are not compared, and why.
 LEFT = {
     "_softmax_backward_data": "a second derivative",
-    "max_pool2d_with_indices_backward": "a second derivative",
     "nn.functional.max_pool1d": "the first samples ask for places, which another op gives",
     "native_group_norm": _STATISTICS,
     "native_layer_norm": _STATISTICS,

@@ -14,7 +14,7 @@ from itertools import product
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import BOOL, INT32, INT64
+from ..ir.dtypes import BOOL, INT32
 from ..ir.fusion import Value
 from ..ir.symbols import define
 from ..ir.windows import position
@@ -76,7 +76,9 @@ def _gathered(
         place = b.literal(0) if axes[d] is None else position(b, alone, d)
         at.append(b.pointwise("convert", (place,), INT32, own_types=True))
     # The gradient's sizes, not numbers of the graph: one kernel serves all.
-    counts = [b.extent(size) for size in b.sizes(gradient)[first:]]
+    counts = [
+        b.pointwise("convert", (b.extent(size),), INT32, own_types=True) for size in b.sizes(gradient)[first:]
+    ]
     holders = [list(_holders(b, *of_dim)) for of_dim in zip(dims, at, counts)]
     register, total = gradient.dtype.register, None
     for chosen in product(*holders):
@@ -90,35 +92,6 @@ def _gathered(
         given = b.pointwise("where", operands, register, own_types=True, layouts=())
         total = given if total is None else b.pointwise("add", (total, given, b.literal(1)), register)
     return result_of(b, name, narrow(b, name, total, gradient.dtype), axes, like)
-
-
-def _max_pool_backward(count: int) -> None:
-    name = f"max_pool{count}d_with_indices_backward"
-
-    @composite(f"aten::{name}", **facts("int64", table="grad_output"))
-    def backward(
-        b: Builder,
-        grad_output,
-        self,
-        kernel_size: list,
-        stride: list,
-        padding: list,
-        dilation: list,
-        ceil_mode: bool,
-        indices,
-    ) -> Value:
-        """The gradient of max_pool: that of each window goes to its largest element"""
-        dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
-
-        def share(look, at, windows, holds):
-            place = b.literal(0)
-            for d, there in zip(dims, at):
-                before = b.pointwise("mul", (place, b.extent(d.size)), INT64)
-                place = b.pointwise("add", (before, there, b.literal(1)), INT64)
-            same = b.pointwise("eq", (look(indices), place), BOOL, own_types=True)
-            return look(grad_output), b.pointwise("bitwise_and", (holds, same), BOOL)
-
-        return _gathered(b, name, grad_output, b.sizes(self), self, dims, share)
 
 
 def _avg_pool_backward(count: int) -> None:
@@ -182,5 +155,4 @@ def max_pool_backward(
 
 
 for _count in (2, 3):
-    _max_pool_backward(_count)
     _avg_pool_backward(_count)

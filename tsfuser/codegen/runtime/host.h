@@ -30,6 +30,12 @@ DEVICE T exactly(F x) {
   }
 }
 
+// `c ? a : b` without a branch: of one that no lane changes, g++ makes no vectors.
+DEVICE float choose(bool c, float a, float b) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(c);
+  return bit_cast<float>((bit_cast<uint32_t>(a) & mask) | (bit_cast<uint32_t>(b) & ~mask));
+}
+
 template <class T>
 DEVICE T __shfl_sync(unsigned, T value, int, int = 1) {
   return value;
