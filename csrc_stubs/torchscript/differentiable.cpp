@@ -301,8 +301,9 @@ bool needs_eager(at::ArrayRef<c10::IValue> values) {
 class Fallback : public torch::jit::GraphFunction {
  public:
   // `direct` lives as long as the check that calls for it; may be null.
-  Fallback(const torch::jit::GraphFunction& torchs, bool always_plain, const DirectGraph* direct)
-      : GraphFunction(torchs.qualname(), torchs.graph(), nullptr),
+  Fallback(const torch::jit::GraphFunction& torchs, const GraphPtr& graph, bool always_plain,
+           const DirectGraph* direct)
+      : GraphFunction(torchs.qualname(), graph, nullptr),
         always_plain_(always_plain),
         inputs_(torchs.num_inputs()),
         direct_(direct) {
@@ -350,7 +351,10 @@ bool has_torchs_fallbacks(const Node& check) {
 void replace_fallbacks(const Node& check, bool always_plain, const DirectGraph* direct) {
   for (const auto& [call, function] : fallbacks(check)) {
     if (always_plain || !is_ours(function)) {  // neither is ever destroyed: types point to functions
-      call->input(0)->setType(c10::FunctionType::create(new Fallback(*function, always_plain, direct)));
+      const bool joint = takes_joint_functions(*call->owningGraph());
+      const GraphPtr graph = joint ? noting_writes(call, *function->graph()) : function->graph();
+      auto* ours = new Fallback(*function, graph, always_plain, direct);
+      call->input(0)->setType(c10::FunctionType::create(ours));
     }
   }
 }
@@ -475,11 +479,16 @@ torch::jit::Operation joint_operation(Node* node) {
   const auto direct = std::make_shared<DirectGraph>();
   direct->take(*node, program, nullptr);
   node->ival_(program_name(), c10::IValue::make_capsule(c10::make_intrusive<HeldProgram>(program)));
+  const auto views = views_given(*node);
+  const size_t results = node->outputs().size();
   return torch::jit::Operation([=](torch::jit::Stack& stack) mutable {
     if (direct->takes_calls()) {
       direct->run(stack);
     } else {
       run(stack);
+    }
+    for (const size_t i : views) {
+      release_view(torch::jit::peek(stack, i, results));
     }
   });
 }

@@ -277,7 +277,7 @@ void fill_parts_at_once(Graph& graph, const Node* first) {
   }
   for (const Value* whole : wholes) {
     const auto& parts = by_whole[whole];
-    if (parts.size() > 1 && parts.front().write->isAfter(first) && are_first_readers(parts)) {
+    if (parts.size() > 1 && is_passed_later(parts.front().write, first) && are_first_readers(parts)) {
       fill_at_once(parts);
     }
   }

@@ -11,6 +11,7 @@
 // None of them changes a program while `pass_enabled` is off.
 
 #include "torchscript/hooks.h"
+#include "torchscript/kept_writes.h"
 #include "torchscript/settled_branches.h"
 #include "call/arguments.h"
 #include "graph/memory.h"
@@ -125,6 +126,7 @@ GraphPtr with_groups(Graph& graph, const char*& running) {
   GraphPtr made;
   running = "eager_forms";
   eager_forms(*copy);
+  forget_noted_writes(*copy);
   end_of_pass(running);
   running = "graph_pass";
   with_callback(pass_callback(), "the graph pass returned something else than a graph",

@@ -5,6 +5,7 @@
 #include "call/arguments.h"
 #include "group/failures.h"
 #include "torchscript/hooks.h"
+#include "torchscript/kept_writes.h"
 #include "torchscript/nodes.h"
 #include "torchscript/settled_branches.h"
 
@@ -41,6 +42,18 @@ constexpr size_t kMostPacked = 16;  // of one function
 // Of the first input of a graph that is not to become a call again: a program's graph that Python has
 // refused, and those inside of a packed one.
 constexpr const char* kPart = "joint_input";
+
+// How the names begin of operands that the program may write to, and end of those of which packed graphs
+// know whether they are row-major (tsfuser/joint/divide.py).
+constexpr const char* kWritten = "written";
+constexpr const char* kLaidOut = "laid_out";
+
+// The number of the dot and the digits that make a name the only one is no part of it.
+bool is_written(const torch::jit::Value* input) { return input->debugNameBase().rfind(kWritten, 0) == 0; }
+
+bool is_laid_out(const torch::jit::Value* input) {
+  return input->hasDebugName() && input->debugNameBase().find(kLaidOut) != std::string::npos;
+}
 
 c10::Symbol held_name() {
   static const auto name = c10::Symbol::attr("joint_function");
@@ -101,10 +114,20 @@ bool describe_number(const c10::IValue& value, bool is_constant, Words& words) {
   return true;
 }
 
+std::vector<JointFunction::Input> inputs_of(const Graph& graph) {
+  return fmap(graph.inputs(), [](const torch::jit::Value* input) {
+    const bool asked = std::all_of(input->uses().begin(), input->uses().end(), [](const auto& use) {
+      return use.user->kind() == c10::prim::dtype || use.user->kind() == c10::prim::device;
+    });
+    return JointFunction::Input{asked, is_laid_out(input)};
+  });
+}
+
 // What a packed graph depends on, besides sizes; whether there may be one. Tensors without elements are left
-// out: some derivatives have no sizes to go by.
+// out, but for those that are only asked: some derivatives have no sizes to go by.
 template <class Words>
-bool describe(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& constants, Words& words) {
+bool describe(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& constants,
+              const std::vector<JointFunction::Input>& inputs, Words& words) {
   bool records = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
@@ -116,7 +139,7 @@ bool describe(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& cons
     }
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined() || !is_readable(tensor) || tensor.is_complex() || tensor.is_inference() ||
-        tensor.layout() != at::kStrided || tensor.numel() == 0) {
+        tensor.layout() != at::kStrided || (tensor.numel() == 0 && !inputs[i].asked)) {
       return false;
     }
     const int64_t autocast = autocast_of(tensor.device().type());
@@ -128,16 +151,35 @@ bool describe(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& cons
     words.push_back(autocast << 32 | static_cast<int64_t>(tensor.device().type()) << 16 |
                     (tensor.device().index() + 1));
     words.push_back(tensor.dim() << 1 | static_cast<int64_t>(tensor.requires_grad()));
+    if (inputs[i].laid_out) {
+      words.push_back(static_cast<int64_t>(tensor.is_contiguous()));
+    }
   }
   return records;
 }
 
+// A region whose graph says which of its operands and results the program may write to: for torch's passes
+// `y + 0` is `y` else, of which a derivative may be made.
+std::unique_ptr<GraphFunction> plain_region(Graph& graph, const std::vector<int64_t>& written) {
+  const GraphPtr noted = graph.copy();
+  for (torch::jit::Value* operand : noted->inputs()) {
+    if (is_written(operand)) {
+      note_write(operand);
+    }
+  }
+  for (const int64_t i : written) {
+    note_write(noted->outputs().at(static_cast<size_t>(i)));
+  }
+  return plain_function(*noted);
+}
+
 }  // namespace
 
-JointFunction::JointFunction(GraphPtr graph)
+JointFunction::JointFunction(GraphPtr graph, const std::vector<int64_t>& written)
     : OwnedFunction(kName, graph->inputs().size()),
       graph_(std::move(graph)),
-      plain_(plain_function(*graph_)),
+      plain_(plain_region(*graph_, written)),
+      inputs_(inputs_of(*graph_)),
       constants_(graph_->inputs().size()) {}
 
 JointFunction::~JointFunction() = default;
@@ -171,7 +213,7 @@ const Code* JointFunction::code_for(at::ArrayRef<c10::IValue> arguments) {
     std::vector<bool> constants;
     {
       const std::shared_lock<std::shared_mutex> lock(mutex_);
-      if (!describe(arguments, constants_, words)) {
+      if (!describe(arguments, constants_, inputs_, words)) {
         return nullptr;
       }
       const auto found = std::find_if(known_.begin(), known_.end(), [&words](const auto& made) {
@@ -235,8 +277,9 @@ std::vector<size_t> JointFunction::pack(at::ArrayRef<c10::IValue> arguments,
 
 JointFunction* region_of(const Node* node) { return owned_by<JointFunction>(node, held_name()); }
 
-Node* region_call(Graph& graph, GraphPtr region, at::ArrayRef<torch::jit::Value*> operands) {
-  return owned_call(graph, std::make_unique<JointFunction>(std::move(region)), kName, held_name(), operands);
+Node* region_call(Graph& graph, std::unique_ptr<JointFunction> region,
+                  at::ArrayRef<torch::jit::Value*> operands) {
+  return owned_call(graph, std::move(region), kName, held_name(), operands);
 }
 
 std::unique_ptr<GraphFunction> plain_function(Graph& graph) {

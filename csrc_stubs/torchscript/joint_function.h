@@ -31,11 +31,16 @@ namespace tsfuser {
 
 class JointFunction final : public OwnedFunction {
  public:
-  explicit JointFunction(std::shared_ptr<torch::jit::Graph> graph);
+  // `written`: the results that the program may write to.
+  JointFunction(std::shared_ptr<torch::jit::Graph> graph, const std::vector<int64_t>& written);
   ~JointFunction() override;
 
   bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, Run run) override;
 
+  struct Input {
+    bool asked;     // for its dtype or device only
+    bool laid_out;  // packed graphs know whether it is row-major
+  };
   struct PackedGraph {  // lives as long as the function
     std::shared_ptr<torch::jit::Graph> graph;
     torch::jit::Code* code;
@@ -58,6 +63,7 @@ class JointFunction final : public OwnedFunction {
 
   const std::shared_ptr<torch::jit::Graph> graph_;
   const std::unique_ptr<torch::jit::GraphFunction> plain_;
+  const std::vector<Input> inputs_;
   mutable std::shared_mutex mutex_;  // of what follows
   std::vector<bool> constants_;      // the numbers among the arguments that packed graphs have as constants
   std::vector<std::unique_ptr<const Packed>> known_;
@@ -66,7 +72,7 @@ class JointFunction final : public OwnedFunction {
 // The region that the node calls; null for other nodes.
 JointFunction* region_of(const torch::jit::Node* node);
 // A call of a new one, not yet in `graph`.
-torch::jit::Node* region_call(torch::jit::Graph& graph, std::shared_ptr<torch::jit::Graph> region,
+torch::jit::Node* region_call(torch::jit::Graph& graph, std::unique_ptr<JointFunction> region,
                               at::ArrayRef<torch::jit::Value*> operands);
 // A function of such a graph whose parts are no regions again.
 std::unique_ptr<torch::jit::GraphFunction> plain_function(torch::jit::Graph& graph);

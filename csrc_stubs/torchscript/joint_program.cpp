@@ -2,11 +2,14 @@
 
 #include "torchscript/joint_program.h"
 #include "call/arguments.h"
+#include "graph/memory.h"
 #include "group/failures.h"
 #include "torchscript/counts.h"
 #include "torchscript/hooks.h"
 #include "torchscript/joint_function.h"
+#include "torchscript/kept_writes.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/settled_branches.h"
 
@@ -61,12 +64,14 @@ void replace_by_items(Node* node, torch::jit::Value* result) {
 // Calls in the places of `tsfuser::joint_region` nodes, which Python has made.
 void call_regions(Graph& graph) {
   static const auto kind = c10::Symbol::fromQualString("tsfuser::joint_region");
+  static const auto written = c10::Symbol::attr("written");
   Walk walk(graph);
   for (Node* node : walk) {
     if (node->kind() != kind) {
       continue;
     }
-    Node* call = region_call(graph, node->g(c10::attr::Subgraph), node->inputs());
+    auto region = std::make_unique<JointFunction>(node->g(c10::attr::Subgraph), node->is(written));
+    Node* call = region_call(graph, std::move(region), node->inputs());
     call->insertBefore(node);
     call->input(0)->node()->insertBefore(call);
     call->copyMetadata(node);
@@ -205,6 +210,44 @@ const JointProgram* joint_program_of(const Graph& graph) {
 bool use_joint_functions(bool on) { return switched_on.exchange(on); }
 
 bool takes_joint_functions(const Graph& graph) { return switched_on.load() && !is_part(graph); }
+
+// Of the branch around it the other block has the differentiable graph, whose results no call hides.
+GraphPtr noting_writes(Node* fallback, Graph& graph) {
+  GraphPtr noted = graph.copy();
+  const GraphPtr program = fallback->owningGraph()->copy();  // that of an interpreter has nodes that free
+  const std::vector<Node*> given = all_nodes(*fallback->owningGraph());
+  const auto place = std::find(given.begin(), given.end(), fallback) - given.begin();
+  Node* call = all_nodes(*program).at(static_cast<size_t>(place));
+  std::vector<Node*> writers;
+  Walk walk(*program);
+  for (Node* node : walk) {
+    const auto* schema = node->maybeSchema();
+    if (node->kind() == c10::prim::Drop) {
+      walk.destroy(node);
+    } else if (schema && schema->is_mutable()) {
+      writers.push_back(node);
+    }
+  }
+  if (writers.empty()) {
+    return noted;
+  }
+  const Memory memory(program, op_facts().hidden_views);
+  const auto note = [&](torch::jit::Value* outside, torch::jit::Value* inside) {
+    if (std::any_of(writers.begin(), writers.end(),
+                    [&](Node* node) { return memory.writes_to(node, {outside}); })) {
+      note_write(inside);
+    }
+  };
+  for (size_t i = 0; i < noted->inputs().size(); ++i) {
+    note(call->input(i + 1), noted->inputs()[i]);
+  }
+  const auto results = call->owningBlock()->owningNode()->blocks()[0]->outputs();
+  Node* together = noted->outputs()[0]->node();
+  for (size_t i = 0; i < results.size(); ++i) {
+    note(results[i], together->input(i));
+  }
+  return noted;
+}
 
 void leave_to_autodiff(const Node& differentiable) {
   if (switched_on.load()) {

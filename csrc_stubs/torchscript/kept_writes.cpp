@@ -14,6 +14,9 @@
 //      = tsfuser::updated(%mean)
 //
 // By its schema, this op writes to %mean. Once the graph is differentiated, `forget_order` removes it.
+//
+// Part of a program has `tsfuser::written_later(%y)` as its end where the program writes to %y behind it: of
+// `%y = %x + 0` torch makes %x else, and saves that for a derivative. `forget_noted_writes` removes it.
 
 #include "torchscript/kept_writes.h"
 #include "torchscript/constants.h"
@@ -94,6 +97,7 @@ bool may_write(const Node* node) {
 }
 
 const auto kUpdated = c10::Symbol::fromQualString("tsfuser::updated");
+const auto kWrittenLater = c10::Symbol::fromQualString("tsfuser::written_later");
 
 // Equal for two values that surely are one tensor: a value, or the attributes that lead from one to it.
 using Place = std::pair<const Value*, std::string>;
@@ -116,6 +120,15 @@ std::vector<Value*> updated_by(Node* node) {
     }
   }
   return found;
+}
+
+void destroy_all(torch::jit::Graph& graph, c10::Symbol kind) {
+  Walk walk(graph);
+  for (Node* node : walk) {
+    if (node->kind() == kind) {
+      walk.destroy(node);
+    }
+  }
 }
 
 }  // namespace
@@ -148,14 +161,14 @@ void order_writes(torch::jit::Graph& graph, const Node*) {
   }
 }
 
-void forget_order(torch::jit::Graph& graph) {
-  Walk walk(graph);
-  for (Node* node : walk) {
-    if (node->kind() == kUpdated) {
-      walk.destroy(node);
-    }
-  }
+void forget_order(torch::jit::Graph& graph) { destroy_all(graph, kUpdated); }
+
+void note_write(Value* value) {
+  torch::jit::Graph& graph = *value->owningGraph();
+  graph.appendNode(graph.create(kWrittenLater, {value}, 0));
 }
+
+void forget_noted_writes(torch::jit::Graph& graph) { destroy_all(graph, kWrittenLater); }
 
 void keep_writes(torch::jit::Graph& graph) {
   static const auto kept = c10::Symbol::fromQualString("tsfuser::kept");
@@ -173,6 +186,8 @@ void register_kept_writes() {
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator("tsfuser::kept(Tensor value) -> ()", drop, c10::AliasAnalysisKind::CONSERVATIVE),
        torch::jit::Operator("tsfuser::updated(t(a!) statistics) -> ()", drop,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::written_later(t(a!) value) -> ()", drop,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 

@@ -4,6 +4,7 @@
 namespace torch::jit {
 struct Graph;
 struct Node;
+struct Value;
 }  // namespace torch::jit
 
 namespace tsfuser {
@@ -14,6 +15,10 @@ void keep_writes(torch::jit::Graph& graph);
 // Keeps each in its place among those that read its statistics, too; a step of prepare.cpp. And its end.
 void order_writes(torch::jit::Graph& graph, const torch::jit::Node*);
 void forget_order(torch::jit::Graph& graph);
+
+// Says that the value is written to behind the graph, which is part of a program; and its end.
+void note_write(torch::jit::Value* value);
+void forget_noted_writes(torch::jit::Graph& graph);
 
 void register_kept_writes();  // the operators
 

@@ -115,6 +115,15 @@ inline bool is_gradient_check(const torch::jit::Node* node) {
   return node->kind() == kind;
 }
 
+// Whether torch, which stands at `first`, comes past the node: it is behind that, or inside.
+inline bool is_passed_later(const torch::jit::Node* node, const torch::jit::Node* first) {
+  const torch::jit::Node* around = node->owningBlock()->owningNode();
+  while (around && around != first) {
+    around = around->owningBlock()->owningNode();
+  }
+  return around || node->isAfter(first);
+}
+
 // The value that a profile node stands before.
 inline const torch::jit::Value* behind_profile(const torch::jit::Value* value) {
   return is_profile(value->node()) ? value->node()->input() : value;

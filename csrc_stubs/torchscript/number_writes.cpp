@@ -75,7 +75,7 @@ const Value* number_written(const Node* write) { return behind_profile(write->in
 
 void fill_numbers(Graph& graph, const Node* first) {
   for (Node* node : all_nodes(graph)) {
-    if (writes_number(node) && node->isAfter(first)) {
+    if (writes_number(node) && is_passed_later(node, first)) {
       fill(node);
     }
   }

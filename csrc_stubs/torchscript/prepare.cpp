@@ -93,9 +93,9 @@ constexpr Step kSteps[] = {
     // Behind the ops in place: it asks what is written to. Before what asks for sizes early, as of joins.
     {"nest_joins", nest_joins},
     // Behind the ops in place: what they write to may get other sizes.
-    {"ask_sizes_early", ask_sizes_early},
+    {"ask_sizes_early", ask_sizes_early, true},
     // Behind the ops in place, which may give an operand dims: it asks whether some do.
-    {"ask_dtypes_early", ask_dtypes_early},
+    {"ask_dtypes_early", ask_dtypes_early, true},
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.
     {"move_convolutions", move_convolutions},
     // Behind that, which looks for what reads a norm. Behind the ops in place: an op that is functional can

@@ -100,7 +100,7 @@ void slice_or_whole(Stack& stack) {
 
 void drop_whole_slices(Graph& graph, const Node* first) {
   for (Node* node : all_nodes(graph)) {
-    if (node->kind() == c10::aten::pad && node->isAfter(first)) {
+    if (node->kind() == c10::aten::pad && is_passed_later(node, first)) {
       write_pad(graph, node);
     }
   }

@@ -349,6 +349,34 @@ def test_an_input_that_the_program_writes_to_is_not_kept():
     torch.testing.assert_close(got, torch.autograd.grad(f(x * 1.0, w).sum(), (x, w)))
 
 
+def a_result_is_written_to(x: Tensor, w: Tensor):
+    y = torch.pow(x * x + 1.0, 0.5)
+    z = y + 0
+    u = torch.erf(y) * w
+    z.abs_().add_(1)
+    return u, z + 1.0
+
+
+def an_operand_is_written_to(x: Tensor, w: Tensor):
+    x = x.cos()
+    print("")  # ends a region
+    u = torch.erf(x + 0) * w
+    x.add_(1)
+    return u, x * w
+
+
+@pytest.mark.parametrize("program", [a_result_is_written_to, an_operand_is_written_to])
+def test_a_region_that_is_not_packed_knows_what_the_program_writes_to(program):
+    """Without elements it is not. For torch `y + 0` is `y`, of which the derivative of erf is made."""
+    scripted, given = fresh(program), leaves((0, 4), (4,))
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            u, z = scripted(*given)
+            got = torch.autograd.grad(u.sum() + z.sum(), given)
+    u, z = program(*given)
+    torch.testing.assert_close(got, torch.autograd.grad(u.sum() + z.sum(), given))
+
+
 def test_a_missing_gradient_is_no_zero_where_a_derivative_is_infinite():
     def f(x):
         return torch.cos(x * 1.5) * 2.0, torch.log(x) * 3.0

@@ -7,6 +7,7 @@ import tsfuser
 from tsfuser import _C
 from tsfuser.debug.plans import plans_of
 from tsfuser.errors import Refusal
+from tsfuser.graph.effects import Effects
 from tsfuser.joint.autocast import write_casts
 from tsfuser.joint.regions import REGION, outline
 from tsfuser.joint.reverse import reverse
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 def outlined(text):
     """The kinds of the nodes of a graph with regions, and of those in each region."""
     graph = torch._C.parse_ir(text)
-    outline(graph)
+    outline(graph, (lambda _: False) if "other::" in text else Effects(graph).is_written)
     kinds = [n.kind() for n in graph.nodes() if n.kind() != "prim::Constant"]
     regions = [n.g("Subgraph") for n in graph.findAllNodes(REGION, True)]
     return kinds, [[n.kind() for n in r.nodes() if n.kind() != "prim::Constant"] for r in regions]
@@ -46,6 +47,40 @@ def test_a_write_to_an_input_is_in_no_region():
   return (%4)""")
     assert kinds == [REGION, "aten::add_", REGION]
     assert regions == [["aten::mul", "aten::sin"], ["aten::mul", "aten::cos"]]
+
+
+NOISY = """graph(%x : Tensor, %w : Tensor, %v : Tensor):
+  %n : NoneType = prim::Constant()
+  %z : int = prim::Constant[value=0]()
+  %p : float = prim::Constant[value=0.5]()
+  %t : bool = prim::Constant[value=1]()
+  %0 : Tensor = aten::tanh(%x)
+  %1 : Tensor = aten::mm(%0, %w)
+  %2 : Tensor = {}
+  %s : int = aten::size(%1, %z)
+  %l : int[] = prim::ListConstruct(%s)
+  %3 : Tensor = aten::empty(%l, %n, %n, %n, %n, %n)
+  %4 : Tensor = aten::bernoulli_(%3, %p, %n)
+  %5 : Tensor = aten::mul(%2, %4)
+  {}
+  return (%5)"""
+
+
+@pytest.mark.parametrize(
+    "op, end, parted",
+    [
+        ("aten::mul(%1, %v)", "", False),
+        ("aten::dropout(%1, %p, %t)", "", True),
+        ("aten::mul(%1, %v)", "%6 : Tensor = aten::zero_(%v)", True),
+        ("aten::mul(%0, %v)", "", True),
+    ],
+    ids=["pure", "it draws, too", "its operand is written to", "of a group's result"],
+)
+def test_what_is_computed_of_a_product_comes_behind_its_noise(op, end, parted):
+    """With what reads both; what reads the result of a group stays with that."""
+    _, regions = outlined(NOISY.format(op, end))
+    kind = op.split("(")[0]
+    assert kind in regions[0 if parted else 1] and "aten::mm" in regions[0]
 
 
 def test_what_reads_nothing_of_a_region_stays_before_it():

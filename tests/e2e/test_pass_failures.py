@@ -125,7 +125,8 @@ def test_a_pass_in_cpp_fails(device, asked, name):
     asked(name)
     with tsfuser.fuser():
         texts = all_calls(module, x, calls=5)
-    assert_told(texts, name, before)
+    if texts or name not in ("differentiable_graph", "gradient_check") or not by_joint_graphs():
+        assert_told(texts, name, before)  # joint graphs leave nothing of the program to autodiff
 
 
 def each_of(module, list_name):

@@ -21,6 +21,7 @@ REASONS: dict[str, str] = {
     "test_explain_networks.py::test_a_part_that_did_not_run_is_said_to": "parts take such states",
     "test_gradient_dtypes.py::test_a_gradient_that_surely_has_its_dtype_is_not_cast": "all dtypes are known",
     "test_gradient_layout.py::test_a_gradient_lies_as_what_it_is_of": "a region has the views, too",
+    "test_joint_table.py::test_no_more_is_saved_and_launched": "both would be joint graphs",
     "test_lookup_limits.py::test_training_is_left_to_eager": "they have derivatives",
     "test_lone_ops.py::test_readers_that_wait_for_its_sizes_are_no_company": "they are seen, too",
     "test_lone_ops.py::test_without_autocast_eager_differentiates_it": "joint graphs need no autocast for it",

@@ -88,6 +88,8 @@ ALLOWED = {
         "softmax _softmax log_softmax _log_softmax",
         "what walks over rows, like its gradient",
     ),
+    "tsfuser/joint/joins.py": ("cat", "what it nests"),
+    "tsfuser/joint/parts.py": ("add", "a bias is added by"),
     "tsfuser/joint/loss_heads.py": (
         "log_softmax _log_softmax _log_softmax_backward_data nll_loss_forward nll_loss2d_forward",
         "the nodes that it writes out, their gradient, and the losses that read them",

@@ -65,13 +65,24 @@ def copy_reshapes(graph: Graph) -> None:
     for block in all_blocks(graph):
         for node in [n for n in nodes_of(block, tuple(_COPIES)) if _copies(n)]:
             operand = node.inputsAt(0)
-            if not _is_whole(operand) or (_leaves(node.output()) and not _is_hidden(operand, node, fresh)):
+            if not _may_be_copy(node, fresh):
                 continue
             if node.kind() == CONTIGUOUS and _is_repeated(node.output(), prod(shape(operand)[0])):
                 continue
             effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in (operand, node.output())):
                 _replace(graph, node, _COPIES[node.kind()])
+
+
+def gives_own_copy(node: Node) -> bool:
+    """Whether the op of a graph without writes copied what was profiled, and nobody could tell that from a
+    view."""
+    return node.kind() in _COPIES and _copies(node) and _may_be_copy(node, fresh_kinds())
+
+
+def _may_be_copy(node: Node, fresh: frozenset[str]) -> bool:
+    operand = node.inputsAt(0)
+    return _is_whole(operand) and (not _leaves(node.output()) or _is_hidden(operand, node, fresh))
 
 
 def restore_reshapes(graph: Graph, which: Callable[[Node], bool] = lambda node: True) -> None:

@@ -169,7 +169,7 @@ def _room_behind(
         number = constant_before(graph, maker, dim)
         room = graph.create(WITH_ROOM, [source, number], 1).insertAfter(maker).output()
         room.setType(source.type().contiguous())
-        if not _is_reshaped(source):
+        if not is_reshaped(source):
             if source.unique() != value.unique() and (inside or is_copied(source)):
                 _return_instead(value, room)
             if inside:
@@ -187,12 +187,12 @@ def _return_instead(value: Value, room: Value) -> None:
         value.node().destroy()
 
 
-def _is_reshaped(value: Value) -> bool:
+def is_reshaped(value: Value) -> bool:
     """Whether the graph has a view of the value as other dims, perhaps behind other views and casts. If it is
     kept, the backward may have that view as well, which would raise where memory has gaps."""
     for node in (use.user for use in value.uses()):
         found = row_of(node)
-        if found is not None and (found[0].reshapes or (hands_on(node) and _is_reshaped(node.output()))):
+        if found is not None and (found[0].reshapes or (hands_on(node) and is_reshaped(node.output()))):
             return True
     return False
 
@@ -240,7 +240,7 @@ def _may_be_part(result: Value, returned: bool, effects: Effects, views: list[No
     for use in result.uses():
         node = use.user
         if node.kind() == "prim::Return":
-            if not returned or _is_reshaped(result):
+            if not returned or is_reshaped(result):
                 return False
         elif hands_on(node):
             views += [node] if node.kind() == VIEW else []

@@ -8,7 +8,8 @@ and the nodes that make them of it. Example:
     %n = aten::size(%h, 0)          behind it:      %y = aten::t(%h);  %n = aten::size(%h, 0)
     return (%y, %x, %n)                             return (%y, %x, %n)
 
-So a result that eager makes as a view is one, of an input, too; and numbers are made there as well.
+So a result that eager makes as a view is one, of an input, too; and numbers are made there as well. What was
+a copy stays inside, where nobody can tell: in another call it may be a view of what the node made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import Refusal
+from ..graph.copied_reshapes import gives_own_copy
 from ..graph.wrapper import (
     CONSTANT,
     LIST,
@@ -29,8 +31,8 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
 )
-from .divide import PARAM, Copy
-from .node_facts import elements_read, retypes, viewed
+from .divide import Copy
+from .node_facts import PARAM, elements_read, retypes, viewed
 
 
 class Behind:
@@ -93,7 +95,7 @@ def _written(graph: Graph, nodes: Sequence[Node], made: list[Value], results: li
 def _is_behind(node: Node) -> bool:
     """Whether a result of the node may share memory with an operand, or is a number or a list."""
     if node.kind() == LIST or viewed(node) is not None:
-        return not retypes(node)
+        return not retypes(node) and not gives_own_copy(node)
     if any(map(is_tensor, outputs(node))):
         return False
     return node.kind().startswith("prim::") or not any(map(is_tensor, elements_read(node)))

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from ..errors import Refusal
 from ..graph.wrapper import Graph, Node, Value, inputs, outputs
+from .node_facts import PARAM
 from .reverse import Joint
 from .roles import Roles
 
-PARAM = "prim::Param"
 #: How the name of an input of a region begins that the program may write to.
 WRITTEN = "written"
+#: How the name of one ends of which the graph of a call has to know whether it is row-major.
+LAID_OUT = "laid_out"
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,13 @@ import torch
 
 from ..graph.wrapper import Graph, Node, inputs, nodes_of, outputs, refine, schema
 from .autocast import FULL, REDUCED, cast_to
+from .node_facts import PARAM, root, row_major
 from .rules.table import argument, known_rank, structural
 from .terms import DTYPE_NUMBERS, Term, Writer
 
 EXPANSIONS: dict[str, Callable] = {}  # registry: by operator kind
+#: Of these eager saves a copy of the operand, where that has gaps or another order.
+COPIED = frozenset(("aten::group_norm", "aten::instance_norm"))
 
 
 def expansion(*kinds: str) -> Callable[[Callable], Callable]:
@@ -86,15 +89,32 @@ def rms_norm(input, normalized_shape, weight, eps):
     return _cast(scaled if weight is None else scaled * weight, dtype)
 
 
+@expansion("aten::group_norm")
+def group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
+    dense = _dense(input, input.facts.device == "cpu" and input.facts.rank in (4, 5))
+    return dense and input.writer("aten::group_norm", dense, num_groups, weight, bias, eps, cudnn_enabled)
+
+
 @expansion("aten::instance_norm")
 def instance_norm(
     input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
 ):
     """Eager saves no weight, but a copy for each sample."""
-    if weight is None or weight.value.node().kind() == "aten::clone":
+    dense = _dense(input, False)
+    copied = weight is not None and weight.value.node().kind() != "aten::clone"
+    if dense is None and not copied:
         return None
     given = (bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)
-    return input.writer("aten::instance_norm", input, weight.clone(), *given)
+    return input.writer("aten::instance_norm", dense or input, weight.clone() if copied else weight, *given)
+
+
+def _dense(input, is_image):
+    """What eager's norm copies, and saves, where it is given something that has gaps or another order; None
+    where it saves what it is given. `is_image`: it may be channels last."""
+    layout = row_major(input.value) if root(input.value).node().kind() == PARAM else None
+    if layout is not False:
+        return None
+    return input.writer("tsfuser::in_format_of", input, input) if is_image else input.contiguous()
 
 
 @expansion("aten::batch_norm")
@@ -243,6 +263,11 @@ def pad(self, pad, mode, value):
     if kind is None:
         return None
     return self.writer(f"aten::{kind}_pad{len(structural(pad, 'the widths of a pad')) // 2}d", self, pad)
+
+
+@expansion("aten::expand_as")
+def expand_as(self, other):
+    return self.expand(other.sizes)
 
 
 @expansion("aten::tile")

@@ -15,7 +15,7 @@ from ..graph.worth import shape
 from ..graph.wrapper import LIST, Node, Value, facts, inputs, is_tensor, outputs, schema
 from ..ops import without_row
 
-UNPACK = "prim::ListUnpack"
+UNPACK, PARAM = "prim::ListUnpack", "prim::Param"
 
 
 def viewed(node: Node) -> Value | None:
@@ -24,6 +24,21 @@ def viewed(node: Node) -> Value | None:
     if node.kind() == UNPACK or (node.inputsSize() and node.kind() != LIST and may_return_operand(node)):
         return node.inputsAt(0)
     return None
+
+
+def root(value: Value) -> Value:
+    """What the value may be a view of, or itself."""
+    while (of := viewed(value.node())) is not None:
+        value = of
+    return value
+
+
+def row_major(value: Value) -> bool | None:
+    """Whether it was in the call that was seen; None where that is not known."""
+    sizes, strides = shape(value)
+    if sizes is None or strides is None:
+        return None
+    return torch.empty_strided(sizes, strides, device="meta").is_contiguous()
 
 
 def _copies(node: Node) -> bool:
@@ -41,6 +56,15 @@ def _copies(node: Node) -> bool:
     if found[0].sizes == "first":
         return any(size != 1 and a != b for size, a, b in zip(sizes, strides, steps))
     return not found[0].is_view and sizes != wanted
+
+
+def copies_input(node: Node) -> bool:
+    """Whether a node that may hand its operand on gave a copy in another order in the call that was seen: of
+    an input, of which eager saves the copy then."""
+    found = row_of(node)
+    if found is None or found[0].sizes != "first" or viewed(node) is None:
+        return False
+    return root(node.inputsAt(0)).node().kind() == PARAM and _copies(node)
 
 
 def retypes(node: Node) -> bool:

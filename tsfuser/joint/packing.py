@@ -43,12 +43,14 @@ from .behind import leave_behind
 from .divide import Copy, Cut, part
 from .example_types import note_types
 from .expansions import expand
+from .joins import nest_joins
 from .norms import keep_no_statistics, read_for_statistics
 from .partial import readers
 from .passes import divide
 from .results import read_results
 from .reverse import reverse
 from .roles import Roles
+from .room import use_room
 from .rules import RULES, second
 from .rules.products import STATISTICS
 from .seeds import draw_again
@@ -66,11 +68,13 @@ def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False, seeds:
         if effect(node) != PURE and not secretly_written(node):
             raise Refusal(f"{node.kind()} does more than it returns")
     expand(graph)
+    nest_joins(graph)
     behind = leave_behind(graph)
     joint = reverse(graph, wanted)
     if not joint.asked or not joint.differentiated:
         raise Refusal("no result has a gradient that an input wants")
     parts, again = _again(divide(joint, keep_inputs), wanted)
+    use_room(parts, again)
     if seeds:
         draw_again(parts, again)
     packed = _packed(parts, again)

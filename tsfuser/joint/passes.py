@@ -4,6 +4,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
 
   write_loss_heads  first: what it writes gets types, too
   note_types        before others, which ask for sizes
+  part_one_by_one   before all that asks which ops are in groups
   note_eager        before equal ops are one: eager's derivative of x / y computes x / y again, and saves x
                     and y, though a result of the forward equals that
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
@@ -48,6 +49,7 @@ from .example_types import note_types
 from .layouts import lay_out_gradients
 from .loss_heads import write_loss_heads
 from .norms import write_norms
+from .parts import part_one_by_one
 from .results import read_results
 from .reverse import Joint
 from .roles import Roles
@@ -153,6 +155,7 @@ def _writes_alike(node: Node) -> bool:
 PASSES = (
     _write(write_loss_heads),
     Pass("note_types", lambda work: note_types(work.joint.graph)),
+    Pass("part_one_by_one", lambda work: part_one_by_one(work.joint.graph)),
     Pass("note_eager", _note_eager),
     Pass("lay_out_gradients", lambda work: lay_out_gradients(work.joint.graph)),
     Pass("read_results", _read_results),

@@ -11,14 +11,17 @@ In: a program's graph, without types. Out: the same graph, in which straight run
       %y = ... cos, exp
 
 A region ends at branches, loops, calls, writes, ops without a derivative here, and ops that give numbers of
-the elements of tensors. A pure node between its ops that reads nothing of it stays before it.
+the elements of tensors. A pure node between its ops that reads nothing of it stays before it. Ops of which
+such an end reads nothing come behind it, where nobody can tell: noise is made for what a product gives, and
+what is computed of the product is in a region with what reads the noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ..graph.effects import PURE, effect, secretly_written
+from ..graph.effects import PURE, WRITES, draws, effect, secretly_written
 from ..graph.rows import row_of
 from ..graph.wrapper import (
     CONSTANT,
@@ -28,19 +31,23 @@ from ..graph.wrapper import (
     Node,
     Value,
     all_blocks,
+    blocks,
+    end_of,
     inputs,
     is_tensor,
     nodes_in,
     outputs,
+    schema,
     used_inside,
 )
 from ..ops import without_row
-from .divide import WRITTEN, Copy
-from .expansions import EXPANSIONS
-from .node_facts import elements_read, viewed
+from .divide import LAID_OUT, WRITTEN, Copy
+from .expansions import COPIED, EXPANSIONS
+from .node_facts import elements_read, root, viewed
 from .rules import RULES
 
 REGION = "tsfuser::joint_region"
+MOST_DELAYED = 1000  # nodes: it takes time to look for what reads them
 FEWEST = 2  # ops with a derivative, besides views: a node of autograd costs as much as they do
 
 _PRIM = frozenset(f"prim::{name}" for name in "ListConstruct ListUnpack NumToTensor dtype device".split())
@@ -48,33 +55,111 @@ _WITHOUT_GRADIENT = without_row.FLAT | without_row.LIKE_SELF | without_row.ZEROS
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneType", "DeviceObjType"))
 
 
-def outline(graph: Graph, is_written: Callable[[Value], bool] = lambda _: False) -> int:
+def outline(graph: Graph, is_written: Callable[[Value], bool]) -> int:
     """Makes the regions of a graph, which is changed. How many there are. `is_written`: whether the program
     may write to a value, which its region has to know where it is to keep what it is given. A list that it
     writes to is in no region: the graph of a call would have it as a constant, which all calls share."""
     found = [run for block in all_blocks(graph) for run in _runs(block, is_written)]
+    results: dict[int, bool] = {}
+
+    def may_be_written(value: Value) -> bool:  # the analysis does not know results of regions
+        known = results.get(value.unique())
+        return is_written(value) if known is None else known
+
+    made = 0
     for run in found:
-        _make(graph, run, is_written)
-    return len(found)
+        for node in run.nodes:
+            node.moveBefore(run.end)
+        nodes = _without_strangers(run.nodes)
+        if sum(map(_counts, nodes)) >= FEWEST:
+            results |= _make(graph, nodes, may_be_written)
+            made += 1
+    return made
 
 
 # ---- the runs
 
 
-def _runs(block: Block | Graph, is_written: Callable[[Value], bool]) -> list[list[Node]]:
-    runs: list[list[Node]] = []
-    run: list[Node] = []
-    made: set[int] = set()
+@dataclass
+class _Run:
+    """Nodes that may become a region, in order, before the node `end`."""
+
+    nodes: list[Node]
+    end: Node
+
+
+class _Runs:
+    """The runs of a block, whose nodes are added in order."""
+
+    def __init__(self, is_written: Callable[[Value], bool]):
+        self.found: list[_Run] = []
+        self._is_written = is_written
+        self._begin([])
+
+    def _begin(self, nodes: list[Node]) -> None:
+        self._nodes = nodes  # of the run that has not ended
+        self._makers = {v.unique(): node for node in nodes for v in outputs(node)}
+
+    def add(self, node: Node) -> None:
+        read = [*inputs(node), *used_inside(node)]
+        if self._takes(node) and all(v.unique() in self._makers or _is_passed(v) for v in inputs(node)):
+            self._nodes.append(node)
+            self._makers.update((v.unique(), node) for v in outputs(node))
+        elif effect(node) != PURE or any(v.unique() in self._makers for v in read):
+            self.end(node, self._later(node, read))
+
+    def end(self, place: Node, later: Sequence[Node] = ()) -> None:
+        """Ends the run before `place`, but for the nodes that come later."""
+        rest = set(later)
+        self.found.append(_Run([node for node in self._nodes if node not in rest], place))
+        self._begin(list(later))
+
+    def _takes(self, node: Node) -> bool:
+        return _is_taken(node) and not any(_is_list(v) and self._is_written(v) for v in outputs(node))
+
+    def _later(self, node: Node, read: list[Value]) -> list[Node]:
+        """The nodes of the run that come behind `node`, of which it reads nothing. None where they might be
+        told from it, or were in a group with the others."""
+        if len(self._nodes) > MOST_DELAYED or not _may_be_passed(node):
+            return []
+        needed: set[Node] = set()
+        waiting = list(read)
+        while waiting:
+            maker = self._makers.get(waiting.pop().unique())
+            if maker is not None and maker not in needed:
+                needed.add(maker)
+                waiting += inputs(maker)
+        later = [n for n in self._nodes if n not in needed]
+        if 0 < sum(map(_counts, needed)) < FEWEST or not any(map(_gives_tensors, later)):
+            return []
+        if (draws(node) and any(map(draws, later))) or any(map(self._touches_written, later)):
+            return []
+        made = [self._makers.get(v.unique()) for n in later for v in inputs(n) if _holds_tensors(v)]
+        return [] if any(n in needed and _is_of_groups(n) for n in made if n is not None) else later
+
+    def _touches_written(self, node: Node) -> bool:
+        return any(_holds_tensors(v) and self._is_written(v) for v in [*inputs(node), *outputs(node)])
+
+
+def _runs(block: Block | Graph, is_written: Callable[[Value], bool]) -> list[_Run]:
+    runs = _Runs(is_written)
     for node in nodes_in(block):
-        is_taken = _is_taken(node) and not any(_is_list(v) and is_written(v) for v in outputs(node))
-        if is_taken and all(v.unique() in made or _is_passed(v) for v in inputs(node)):
-            run.append(node)
-            made.update(v.unique() for v in outputs(node))
-        elif effect(node) != PURE or any(v.unique() in made for v in [*inputs(node), *used_inside(node)]):
-            runs.append(run)
-            run, made = [], set()
-    runs = [_without_strangers(run) for run in [*runs, run]]
-    return [run for run in runs if sum(map(_counts, run)) >= FEWEST]
+        runs.add(node)
+    runs.end(end_of(block))
+    return runs.found
+
+
+def _may_be_passed(node: Node) -> bool:
+    """Whether pure nodes may stand behind it that touch nothing that is written."""
+    if effect(node) == PURE:
+        return not blocks(node)
+    return effect(node) == WRITES and node.kind().startswith("aten::") and schema(node) is not None
+
+
+def _is_of_groups(node: Node) -> bool:
+    """Whether groups hold the node, or what it may give a view of."""
+    of = viewed(node)
+    return row_of(node) is not None if of is None else _is_of_groups(of.node())
 
 
 def _without_strangers(run: list[Node]) -> list[Node]:
@@ -100,7 +185,7 @@ def _is_taken(node: Node) -> bool:
         return False
     if kind in RULES or kind in EXPANSIONS:
         return True
-    if not any(map(_holds_tensors, outputs(node))):
+    if not _gives_tensors(node):
         return not any(map(is_tensor, elements_read(node)))
     found = row_of(node)
     if found is not None and (found[0].flat or found[0].asked == found[1].arguments[0]):
@@ -125,9 +210,24 @@ def _is_list(value: Value) -> bool:
 
 
 def _counts(node: Node) -> bool:
-    if not any(map(_holds_tensors, outputs(node))):  # a product of sizes
+    if not _gives_tensors(node):  # a product of sizes
         return False
+    if _copies_repeated(node):
+        return True
     return node.kind() in RULES.keys() | EXPANSIONS.keys() and viewed(node) is None
+
+
+def _copies_repeated(node: Node) -> bool:
+    """Whether the node reshapes what repeats elements, which it surely copies."""
+    found = row_of(node)
+    if found is None or not found[0].reshapes:
+        return False
+    of = row_of(node.inputsAt(0).node())
+    return of is not None and of[0].sizes == "expanded"
+
+
+def _gives_tensors(node: Node) -> bool:
+    return any(map(_holds_tensors, outputs(node)))
 
 
 def _holds_tensors(value: Value) -> bool:
@@ -140,20 +240,21 @@ def _holds_tensors(value: Value) -> bool:
 # ---- the nodes
 
 
-def _make(graph: Graph, run: list[Node], is_written: Callable[[Value], bool]) -> None:
-    """Puts a region in the place of the run."""
+def _make(graph: Graph, run: list[Node], is_written: Callable[[Value], bool]) -> dict[int, bool]:
+    """Puts a region in the place of the run. Which of its results may be written to."""
     own = {v.unique() for node in run for v in outputs(node)}
     given = {v.unique(): v for node in run for v in inputs(node) if v.unique() not in own}
     given = {number: v for number, v in given.items() if v.node().kind() != CONSTANT}
     inside = set(run)
     read = [v for node in run for v in outputs(node) if any(use.user not in inside for use in v.uses())]
+    laid_out = {root(node.inputsAt(0)).unique() for node in run if node.kind() in COPIED}
     part = Graph()
     known = {}
     for number, value in given.items():
         known[number] = part.addInput()
         known[number].setType(value.type())
-        if is_written(value):
-            known[number].setDebugName(WRITTEN)
+        if name := WRITTEN * is_written(value) + LAID_OUT * (number in laid_out):
+            known[number].setDebugName(name)
     copy = Copy(part, part.return_node(), known)
     for node in run:
         copy.add(node)
@@ -162,9 +263,12 @@ def _make(graph: Graph, run: list[Node], is_written: Callable[[Value], bool]) ->
     region = graph.create(REGION, list(given.values()), len(read))
     region.copyMetadata(run[-1])
     region.g_("Subgraph", part)
+    written = [is_tensor(value) and is_written(value) for value in read]
+    region.is_("written", [i for i, found in enumerate(written) if found])
     region.insertAfter(run[-1])
     for value, result in zip(read, outputs(region)):
         result.setType(value.type())
         value.replaceAllUsesWith(result)
     for node in reversed(run):
         node.destroy()
+    return {result.unique(): found for result, found in zip(outputs(region), written)}

@@ -25,7 +25,7 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
 )
-from .node_facts import elements_read, is_free, retypes, viewed
+from .node_facts import copies_input, elements_read, is_free, retypes, viewed
 from .reverse import Joint
 
 
@@ -124,7 +124,7 @@ class Roles:
         return served
 
     def _note_roots(self, node: Node) -> None:
-        source = None if retypes(node) else viewed(node)
+        source = None if retypes(node) or copies_input(node) else viewed(node)
         held = inputs(node) if node.kind() == LIST else [source] if source is not None else []
         if held:
             roots = frozenset().union(*map(self.roots, held))

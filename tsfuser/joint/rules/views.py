@@ -19,11 +19,6 @@ def unsqueeze(grad, dim):
     return grad.squeeze(dim)
 
 
-@rule("aten::expand_as")
-def expand_as(grad, self):
-    return grad.writer("aten::_grad_sum_to_size", grad, self.sizes)
-
-
 @rule("aten::transpose")
 def transpose(grad, dim0, dim1):
     return grad.transpose(dim0, dim1)
