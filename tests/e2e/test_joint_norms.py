@@ -6,7 +6,7 @@ from torch import Tensor
 
 import tsfuser
 from kit.joint_calls import is_packed
-from kit.support import fresh
+from kit.support import fresh, script
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
@@ -82,3 +82,24 @@ def test_the_usual_epsilon_is_that_of_what_is_computed_in(device, dtype):
         for _ in range(CALLS):
             y = scripted(x)
             torch.testing.assert_close(y, normed(x), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("sizes", ["[y.size(-1)]", "[y.size(1), y.size(2)]", "[a, b]"])
+def test_the_sizes_may_be_computed_and_are_checked(sizes):
+    scripted = script(f"""
+def f(x: Tensor, a: int, b: int):
+    y = torch.cos(x)
+    return torch.nn.functional.rms_norm(y, {sizes}, eps=0.25) * 2.0
+""")
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = torch.autograd.grad(scripted(x, 3, 4).square().sum(), x)
+        dims = [4] if "-1" in sizes else [3, 4]
+        wanted = (torch.nn.functional.rms_norm(x.cos(), dims, eps=0.25) * 2.0).square().sum()
+        torch.testing.assert_close(got, torch.autograd.grad(wanted, x))
+        assert is_packed(scripted, x, 3, 4)
+        if sizes == "[a, b]":
+            for others in ((4, 3), (12, 1), (2, 6), (4, 4)):
+                with pytest.raises(RuntimeError):
+                    scripted(x, *others)

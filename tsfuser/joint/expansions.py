@@ -15,17 +15,12 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 
-import torch
-
 from ..graph.wrapper import Graph, Node, inputs, nodes_of, outputs, refine, schema
 from .autocast import FULL, REDUCED, cast_to
-from .node_facts import PARAM, root, row_major
 from .rules.table import argument, known_rank, structural
 from .terms import DTYPE_NUMBERS, Term, Writer
 
 EXPANSIONS: dict[str, Callable] = {}  # registry: by operator kind
-#: Of these eager saves a copy of the operand, where that has gaps or another order.
-COPIED = frozenset(("aten::group_norm", "aten::instance_norm"))
 
 
 def expansion(*kinds: str) -> Callable[[Callable], Callable]:
@@ -62,67 +57,7 @@ def _expand(node: Node, writer: Writer, write: Callable) -> None:
     node.destroy()
 
 
-# ---- norms and dropout
-
-_WIDE = {"float16": "float32", "bfloat16": "float32"}
-
-
-@expansion("aten::layer_norm")
-def layer_norm(input, normalized_shape, weight, bias, eps):
-    return input.native_layer_norm(normalized_shape, weight, bias, eps)[0]
-
-
-@expansion("aten::rms_norm")
-def rms_norm(input, normalized_shape, weight, eps):
-    """Eager's formula: CPUs have no op that also returns the root, in eager mode. It casts 16 bits to
-    float32, and saves that; but CUDA has a kernel for operands of one dtype, which saves the operand."""
-    dims = [-d for d in range(len(structural(normalized_shape, "the sizes of a norm")), 0, -1)]
-    dtype, device, _ = input.facts
-    if dtype is None:
-        return None
-    if eps is None:
-        eps = torch.finfo(getattr(torch, _WIDE.get(dtype, dtype))).eps
-    is_one = weight is None or weight.facts.dtype == dtype
-    wide = input if is_one and device != "cpu" else _cast(input, _WIDE.get(dtype, dtype))
-    wide = input.writer("tsfuser::in_format_of", wide, input)
-    scaled = wide * ((wide**2).mean(dims, True) + eps).rsqrt()
-    return _cast(scaled if weight is None else scaled * weight, dtype)
-
-
-@expansion("aten::group_norm")
-def group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
-    dense = _dense(input, input.facts.device == "cpu" and input.facts.rank in (4, 5))
-    return dense and input.writer("aten::group_norm", dense, num_groups, weight, bias, eps, cudnn_enabled)
-
-
-@expansion("aten::instance_norm")
-def instance_norm(
-    input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
-):
-    """Eager saves no weight, but a copy for each sample."""
-    dense = _dense(input, False)
-    copied = weight is not None and weight.value.node().kind() != "aten::clone"
-    if dense is None and not copied:
-        return None
-    given = (bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)
-    return input.writer("aten::instance_norm", dense or input, weight.clone() if copied else weight, *given)
-
-
-def _dense(input, is_image):
-    """What eager's norm copies, and saves, where it is given something that has gaps or another order; None
-    where it saves what it is given. `is_image`: it may be channels last."""
-    layout = row_major(input.value) if root(input.value).node().kind() == PARAM else None
-    if layout is not False:
-        return None
-    return input.writer("tsfuser::in_format_of", input, input) if is_image else input.contiguous()
-
-
-@expansion("aten::batch_norm")
-def batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
-    if (input.facts.rank or 0) < 2:
-        return None
-    given = (weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
-    return input.writer("tsfuser::batch_norm", input, *given)[0]
+# ---- dropout and softmax
 
 
 @expansion("aten::dropout")
@@ -372,7 +307,7 @@ def kl_div(self, target, reduction, log_target):
     return _reduced(target.xlogy(target) - target * self, reduction)
 
 
-def _cast(value, dtype):
+def cast(value, dtype):
     if value.facts.dtype == dtype:
         return value
     return value.writer("aten::to", value, DTYPE_NUMBERS[dtype], False, False)

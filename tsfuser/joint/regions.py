@@ -42,8 +42,9 @@ from ..graph.wrapper import (
 )
 from ..ops import without_row
 from .divide import LAID_OUT, WRITTEN, Copy
-from .expansions import COPIED, EXPANSIONS
+from .expansions import EXPANSIONS
 from .node_facts import elements_read, root, viewed
+from .norm_expansions import COPIED
 from .rules import RULES
 
 REGION = "tsfuser::joint_region"
