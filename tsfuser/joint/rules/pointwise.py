@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ..terms import DTYPE_NUMBERS
 from .table import broadcasting, rule, structural
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
@@ -252,7 +253,8 @@ def pow_(grad, self, exponent, result):
         return _power_of_number(grad, self, exponent, result)
     if not exponent.is_tensor:  # eager takes roots for certain numbers, but not for elements of tensors
         by_base = grad * (self ** (exponent - 1) * exponent)
-        return by_base.masked_fill(_as_tensor(exponent, grad) == 0, 0), None
+        is_zero = grad.writer("aten::scalar_tensor", exponent, dtype=DTYPE_NUMBERS["float64"]) == 0
+        return by_base.masked_fill(is_zero, 0), None
     self, exponent = _as_tensor(self, grad), _as_tensor(exponent, grad)
     by_base = (grad * (exponent * self ** (exponent - 1))).masked_fill(exponent == 0, 0)
     flat = (self == 0) & (exponent >= 0)
