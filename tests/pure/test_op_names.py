@@ -120,7 +120,12 @@ ALLOWED = {
     ),
 }
 #: Where facts about ops stand: rows, and derivatives, each beside the kind that it is of.
-FACTS = ("tsfuser/ops", "tsfuser/joint/rules", "tsfuser/joint/expansions.py")
+FACTS = (
+    "tsfuser/ops",
+    "tsfuser/joint/rules",
+    "tsfuser/joint/expansions.py",
+    "tsfuser/joint/norm_expansions.py",
+)
 FILES = sorted(
     str(path.relative_to(ROOT))
     for folder, suffixes in (("tsfuser", (".py",)), ("csrc_stubs", (".cpp", ".h")))
