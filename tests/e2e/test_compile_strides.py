@@ -128,7 +128,7 @@ class _Between(nn.Module):
         lambda: nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8), nn.SiLU()),
         lambda: nn.Sequential(nn.GroupNorm(2, 8), nn.Conv1d(8, 8, 1)),
         lambda: nn.InstanceNorm1d(8, affine=True),
-        lambda: nn.Sequential(nn.AvgPool1d(3, 1, 1), nn.GELU()),
+        lambda: nn.Sequential(nn.AvgPool1d(3, 1), nn.ConstantPad1d(1, 0.0), nn.GELU()),
     ],
     ids=["batch norm", "convolution", "group norm", "instance norm", "pool"],
 )

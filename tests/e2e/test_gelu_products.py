@@ -21,9 +21,9 @@ LINEAR = {
     "gelu": "return F.gelu(F.linear(x, v, b), approximate='tanh')",
     "in place": "y = F.linear(x, v, b)\n    return F.gelu_(y, approximate='tanh')",
     "asked": "p = F.linear(x, v, b)\n    y = torch.sort(F.gelu(p, approximate='tanh'), 0)[0]\n"
-    "    return y * float(p.size(0) + p.dim())",
+    "    return y * (float(p.size(0) + p.dim()) * 0.0078125)",
     "asked in a branch": "p = F.linear(x, v, b)\n    y = torch.sort(F.gelu(p, approximate='tanh'), 0)[0]\n"
-    "    if bool((x.sum() < 1e9).all()):\n        y = y * float(p.size(0))\n    return y",
+    "    if bool((x.sum() < 1e9).all()):\n        y = y * (float(p.size(0)) * 0.0078125)\n    return y",
     "behind a view": "p = F.linear(x, v, b).view(-1, 2, v.size(0) // 2)\n"
     "    return F.gelu(p, approximate='tanh')",
     "two": "p = F.gelu(F.linear(x, v, b), approximate='tanh')\n"

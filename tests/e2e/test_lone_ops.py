@@ -122,7 +122,7 @@ def test_readers_that_wait_for_its_sizes_are_no_company(device):
             y = self.norm(x)
             noise = torch.empty([y.size(0), 1, 1, 1], dtype=y.dtype, device=y.device)
             noise.fill_(0.5)
-            return torch.sort(y * noise, 0)[0]
+            return torch.sort((y * noise).float(), 0)[0]
 
     scripted = compare(Noisy(False).to(device), image(device, torch.bfloat16))
     assert not any(graph.findNode("aten::batch_norm") for graph in all_graphs(scripted))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..ir import layout as lay
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, INT8, INT32, INT64
 from ..ir.fusion import Value
@@ -19,14 +20,18 @@ from .pool_windows import Windows, divisor, elements_of, facts, in_memory, resul
 from .table import composite
 
 define("exceeds", "({0} > {1} || {0} != {0})", cheap=True)
+define("place_or_first", "({1} < 0 ? 0 : {0})", cheap=True)
 define("behind_padding", "({0} + ({1} < 0 ? -{1} : 0))", cheap=True)
 define("digit", "({0} / {1} % {2})", cheap=True)
 
 
-def _largest(b: Builder, name: str, self: Value, dims: Sequence[Windows]) -> tuple[Value, Value]:
-    """The largest element of each window, the first of equal ones but the last NaN, and its number there."""
+def _largest(
+    b: Builder, name: str, self: Value, dims: Sequence[Windows], none: bool = False
+) -> tuple[Value, Value]:
+    """The largest element of each window, the first of equal ones but the last NaN, and its number there;
+    with `none` the number is -1 where no element is larger than -inf."""
     self = in_memory(b, self, dims)
-    best, place = None, _first(b, self, dims)
+    best, place = (b.literal(-math.inf), b.literal(-1)) if none else (None, _first(b, self, dims))
     for k, element, inside in elements_of(b, self, dims):
         if inside is not None:
             operands = (inside, element, b.literal(-math.inf))
@@ -65,6 +70,12 @@ def _place(b: Builder, name: str, self: Value, dims: Sequence[Windows], number: 
     return place
 
 
+def has_no_place_of_minus_inf(b: Builder, self: Value) -> bool:
+    """Whether eager gives 0, the place of the first element of all, for windows of -inf alone: its kernel for
+    images in channels last on CUDA does (ATen/native/cuda/DilatedMaxPool2d.cu)."""
+    return b.device != "cpu" and lay.is_channels_last(b.call, b.layout(self))
+
+
 def _max_pool(count: int) -> None:
     name = f"max_pool{count}d"
 
@@ -98,8 +109,11 @@ def _max_pool(count: int) -> None:
     ):
         """The largest element of each window and its place, the first of equal ones; NaN is the largest"""
         dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
-        best, number = _largest(b, name, self, dims)
+        none = has_no_place_of_minus_inf(b, self)
+        best, number = _largest(b, name, self, dims, none)
         place = _place(b, name, self, dims, number)
+        if none:
+            place = b.pointwise("place_or_first", (place, number), INT64, own_types=True)
         return tuple(result_of(b, name, value, best.dims, self) for value in (best, place))
 
 
