@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch.testing import assert_close
 
 import tsfuser
@@ -255,6 +256,32 @@ def test_what_eager_rejects_raises(device, pool, message):
     x = images(device, sizes=(1, 2, 5, 5))
     with pytest.raises(RuntimeError, match=message):
         torch.compile(pool, backend="tsfuser")(x)
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_a_pool_that_the_backward_computes_again(device, kernel):
+    """Its gradient reads the numbers of the largest elements in memory."""
+
+    def block(x):
+        return F.max_pool2d(F.gelu(x), kernel, 2)
+
+    def program(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) * 2.0
+
+    x = images(device, sizes=(2, 3, 8, 9), form="channels last").requires_grad_()
+    got, wanted = (counted_step(f, x) for f in (torch.compile(program, backend="tsfuser"), program))
+    assert_matches(got[1], wanted[1], ops=60)
+    assert got[2] >= 2
+
+
+@pytest.mark.parametrize("windows", [(3, 2, 1, 2), (7, 2)], ids=["padded and dilated", "many elements"])
+def test_windows_that_groups_do_not_have_are_left_to_torch(device, windows):
+    def program(x):
+        return F.max_pool2d(x * 2.0, *windows) + 1.0
+
+    x = images(device, sizes=(2, 3, 12, 13), form="channels last").requires_grad_()
+    got, wanted = (counted_step(f, x) for f in (torch.compile(program, backend="tsfuser"), program))
+    assert_close(got[1], wanted[1])
 
 
 def test_no_images(device):

@@ -346,3 +346,22 @@ def test_each_size_of_one_kernel(device):
         for sizes in ((9, 37), (2, 4096), (33, 129), (9, 36), (3, 9001)):
             x = noise(sizes, device)
             assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("fused_or_error")
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
+def test_a_sum_in_small_integers_is_left_to_torch(dtype, device):
+    def function(x):
+        return torch.cumsum((x * 10).to(torch.int32) + 1, -1, dtype=dtype) + 1
+
+    x = torch.randn(3, 5, device=device).abs()
+    assert torch.equal(torch.compile(function, backend="tsfuser")(x), function(x))
+
+
+@pytest.mark.usefixtures("fused_or_error")
+def test_elements_of_a_scan_are_looked_up_in_memory(device):
+    def function(x, index):
+        return (x * 2).cumsum(-1).gather(-1, index) + 1
+
+    x, index = torch.randn(4, 33, device=device), torch.zeros(4, 1, dtype=torch.long, device=device)
+    torch.testing.assert_close(torch.compile(function, backend="tsfuser")(x, index), function(x, index))

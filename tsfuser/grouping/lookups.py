@@ -116,6 +116,8 @@ def _before(value: Value, dim: int) -> list[tuple[Value, int]] | None:
     if sizes[dim] == 1:
         return []
     row, schema = found
+    if row.family == "scans":
+        return None  # an element depends on all before it
     if row.along:
         along = constant_of(node.inputsAt(schema.arguments.index(row.along)))
         return [(node.inputsAt(0), dim)] if along % len(sizes) == dim else None

@@ -74,7 +74,8 @@ def _without_branches(loop: For, changing: set[str | None], chosen_loads: set[Lo
     body: list[Stmt] = []
     for s in loop.body:
         if isinstance(s, Load) and s in chosen_loads and s.buffer in read:
-            s = _moved(s, read[s.buffer], loop.var)
+            other = read[s.buffer]
+            s = s if ix.names(other) & (changing - {loop.var}) else _moved(s, other, loop.var)
         elif isinstance(s, Compute) and s.ctype == "float" and condition(s) not in changing | {None}:
             s = replace(s, symbol="choose")
         body.append(s)
@@ -83,7 +84,8 @@ def _without_branches(loop: For, changing: set[str | None], chosen_loads: set[Lo
 
 def _moved(load: Load, other: ix.Expr, lane: str) -> Load:
     """`load` without its guard: where that does not hold it reads at `other`, by equal steps."""
-    if load.guard is None or ix.coefficient(load.offset, lane) != ix.coefficient(other, lane):
+    step = ix.coefficient(load.offset, lane)
+    if load.guard is None or step is None or step != ix.coefficient(other, lane):
         return load
     first: dict[str, ix.Expr] = {lane: ix.Const(0)}
     away = ix.sub(ix.substitute(load.offset, first), ix.substitute(other, first))

@@ -121,7 +121,7 @@ def _avg_pool_backward(count: int) -> None:
 
 @composite(
     "tsfuser::max_pool_backward",
-    table="grad_output",
+    table="grad_output offsets",
     symbolic=("sizes",),
     needs_kernel=True,
     **facts("int8"),

@@ -87,6 +87,11 @@ class Windows:
         return b.pointwise("window_length", (self.start(b, window), *numbers), INT64)
 
 
+def has_windows(kernel: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether groups have such windows, whatever the sizes of the tensor."""
+    return math.prod(kernel) <= MOST and not any(p and d > 1 for p, d in zip(padding, dilation))
+
+
 def windows_of(
     b: Builder,
     name: str,
@@ -107,18 +112,17 @@ def windows_of(
         if len(words) not in (1, count):
             raise Refusal(f"{name} with {len(words)} numbers for {count} dims is an error in eager")
         given.append(list(words) * (count // len(words)))
-    if math.prod(given[0]) > MOST:
-        raise Refusal(f"{name} with windows of more than {MOST} elements is left to torch")
+    if not has_windows(given[0], given[2], given[3]):
+        why = f"windows of more than {MOST} elements, or with both padding and dilation,"
+        raise Refusal(f"{name} with {why} is left to torch")
     first, decide = len(sizes) - count, b.call.decide
     refuse(b, sz.eq(sizes[first - 1], 0), f"{name} of no channels is an error in eager")
     found = []
     for dim, (k, step, pad, apart) in enumerate(zip(*given), first):
         if k < 1 or step < 1 or apart < 1 or not 0 <= 2 * pad <= k:
             raise Refusal(f"{name} with such windows is an error in eager")
-        if pad and apart > 1:
-            raise Refusal(f"{name} with both padding and dilation is left to torch")
         beyond = sizes[dim] + 2 * pad - apart * (k - 1) - 1  # that the last window may begin at
-        refuse(b, sz.lt(beyond, 0), f"{name} of less than a window is an error in eager")
+        refuse(b, sz.lt(beyond, 0), f"{name} of less than a window is left to torch")
         windows = (sz.ceildiv(beyond, step) if ceil else beyond // step) + 1
         if ceil and step > 1 and decide(sz.le(sizes[dim] + pad, (windows - 1) * step)):
             windows = windows - 1  # it would begin in the padding behind the tensor

@@ -39,6 +39,8 @@ def _scan(b: Builder, name: str, how: str, self: Value, dim: int, dtype: DType) 
     dim = dim_of(len(self.dims), dim)
     if not self.dims:
         return b.contiguous(b.pointwise("copy", (self,), dtype, name=name))
+    if not dtype.is_floating and dtype.itemsize < 4:
+        raise Refusal(f"{name} in {dtype} is left to torch: threads exchange values of 32 bits or more")
     return b.scan(name, how, self, dim, dtype)
 
 

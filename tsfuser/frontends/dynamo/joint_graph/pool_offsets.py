@@ -12,7 +12,6 @@ becomes
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 
@@ -20,7 +19,7 @@ import torch
 from torch import fx
 from torch._prims_common import suggest_memory_format
 
-from ....ops.pool_windows import MOST
+from ....ops.pool_windows import has_windows
 from ..fx.insert import PART, Insert
 from .sizes_only import size_of
 
@@ -47,7 +46,9 @@ def _change(node: fx.Node, values: fx.Node, indices: fx.Node) -> None:
     kernel, stride, padding, dilation = (_pair(words) for words in gradients[0].args[2:6])
     windows = (kernel, stride or kernel, padding, dilation, gradients[0].args[6])
     value = x.meta["val"]
-    if value.dtype not in _DTYPES or math.prod(kernel) > MOST or not gathers_well(value, windows[1]):
+    if not has_windows(kernel, padding, dilation) or value.dtype not in _DTYPES:
+        return
+    if not gathers_well(value, windows[1]):
         return
     forward = Insert(node, node, PART)
     pooled = forward(torch.ops.tsfuser.max_pool.default, x, *windows)
