@@ -369,3 +369,28 @@ def test_questions_about_a_tensor_part_no_region():
             got = torch.autograd.grad(scripted(x, scale).sum(), (x, scale))
     torch.testing.assert_close(got, torch.autograd.grad(noisy(x, scale).sum(), (x, scale)))
     assert packed(scripted) == 1
+
+
+def test_turns_of_a_loop_are_one_region():
+    """The gradient of a weight is not added up turn by turn."""
+
+    class Turns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor):
+            for _ in range(8):
+                x = torch.tanh(self.inner(x)) * 0.5
+            return x
+
+    module, x = Turns(), torch.randn(3, 4)
+    scripted = torch.jit.script(copy.deepcopy(module))
+    with tsfuser.fuser():
+        for _ in range(4):
+            got, want = (
+                torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in (scripted, module)
+            )
+            torch.testing.assert_close(got, want)
+        inner = [f for f, _ in scripted(x).grad_fn.next_functions if "Accumulate" not in f.name()]
+    assert not inner

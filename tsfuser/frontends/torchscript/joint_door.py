@@ -15,19 +15,24 @@ import torch
 
 from ... import _C, log, options
 from ...errors import Refusal
-from ...graph.effects import Effects, remove_dead_code
+from ...graph.effects import Effects, remove_dead_code, secretly_written
 from ...graph.functionalize import functionalize
 from ...graph.passes import no_collection
 from ...graph.types import infer_missing_types
 from ...graph.wrapper import (
+    Block,
     Graph,
     Node,
+    Value,
     all_blocks,
+    all_nodes,
+    blocks,
     constant_before,
     facts,
     graph_inputs,
     insert,
     is_tensor,
+    nodes_in,
     nodes_of,
     nodes_without_types,
     outputs,
@@ -41,6 +46,7 @@ from ...joint.regions import outline
 from ...joint.rules.table import Unknown
 from ...planning import failures
 
+_ATTRIBUTE = "prim::GetAttr"
 _CHUNK, _DTYPE, _DEVICE = "prim::ConstantChunk", "prim::dtype", "prim::device"
 
 
@@ -77,7 +83,26 @@ def _regions(graph: Graph) -> Graph | None:
             _write_chunk(graph, node)
     functionalize(graph)
     remove_dead_code(graph)
-    return graph if outline(graph, Effects(graph).is_written) else None
+    if not any(map(secretly_written, all_nodes(graph))):  # torch would take such an op for dead
+        torch._C._jit_pass_loop_unrolling(graph)
+    effects = Effects(graph)
+    _share_attributes(graph, effects, {})
+    return graph if outline(graph, effects.is_written) else None
+
+
+def _share_attributes(block: Graph | Block, effects: Effects, known: dict[tuple[int, str], Value]) -> None:
+    """Reads each attribute of a module once: what a loop read in each of its turns would have a gradient of
+    each. `known`: those that are read before the block."""
+    known = dict(known)
+    for node in nodes_in(block):
+        if node.kind() == _ATTRIBUTE and not effects.is_changed(node.inputsAt(0)):
+            read = known.setdefault((node.inputsAt(0).unique(), node.s("name")), node.output())
+            if read.unique() != node.output().unique():
+                node.output().replaceAllUsesWith(read)
+                node.destroy()
+        else:
+            for inner in blocks(node):
+                _share_attributes(inner, effects, known)
 
 
 def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
