@@ -7,7 +7,8 @@ from torch import Tensor
 
 import tsfuser
 from kit.derivatives import built
-from kit.support import fresh
+from kit.opsweep import plain
+from kit.support import fresh, script
 from tsfuser.joint.passes import divide
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
@@ -59,3 +60,20 @@ def test_the_program_may_write_to_what_is_copied(device):
                 own.fill_(5.0)
                 found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), (q, k, v))])
             torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("op", ["x.reshape(-1)", "x.flatten()", "x.contiguous()"])
+def test_an_input_that_a_reshape_copies_may_be_written_to(op):
+    """Eager saves the copy."""
+    text = f"def f(x: Tensor):\n    return {op}.square().sin()\n"
+    scripted, eager = script(text), plain(text)
+    found = []
+    with tsfuser.fuser():
+        for function in (*[scripted] * 4, eager):
+            x = torch.linspace(0, 1, 12).view(3, 4).t().requires_grad_()
+            y = function(x)
+            with torch.no_grad():
+                x.add_(1)
+            found.append(torch.autograd.grad(y.sum(), x)[0])
+    for got in found[:-1]:
+        torch.testing.assert_close(got, found[-1])

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from functorch.compile import memory_efficient_fusion
 
+from kit.autodiff_only import by_joint_graphs
 from kit.support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, run_python
 
 pytestmark = pytest.mark.graphs
@@ -191,7 +192,8 @@ def test_random_shapes_compile_what_one_shape_does(target, device, definition):
         rise["plans_built"] == rise["kernels_compiled"] == rise["disk_hits"] == 0 and rise["fallbacks"] == {}
     )
     assert rise["launches"] >= 40
-    assert len(all_graphs(scripted)) == 3  # one plan: the guards let all shapes through, and no fallback ran
+    # one plan: the guards let all shapes through, and no fallback ran; joint graphs show the program, too
+    assert len(all_graphs(scripted)) == 3 + by_joint_graphs()
 
 
 @pytest.mark.each_value

@@ -59,12 +59,15 @@ def _copies(node: Node) -> bool:
 
 
 def copies_input(node: Node) -> bool:
-    """Whether a node that may hand its operand on gave a copy in another order in the call that was seen: of
-    an input, of which eager saves the copy then."""
+    """Whether a node that may give a view gave a copy in the call that was seen, as of the order of elements:
+    of an input, of which eager saves the copy then."""
+    return may_copy(node) and root(node.inputsAt(0)).node().kind() == PARAM and _copies(node)
+
+
+def may_copy(node: Node) -> bool:
+    """Whether the node gives a view, or a copy where memory has another order."""
     found = row_of(node)
-    if found is None or found[0].sizes != "first" or viewed(node) is None:
-        return False
-    return root(node.inputsAt(0)).node().kind() == PARAM and _copies(node)
+    return found is not None and viewed(node) is not None and (found[0].reshapes or found[0].sizes == "first")
 
 
 def retypes(node: Node) -> bool:

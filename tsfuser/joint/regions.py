@@ -43,7 +43,7 @@ from ..graph.wrapper import (
 from ..ops import without_row
 from .divide import LAID_OUT, WRITTEN, Copy
 from .expansions import EXPANSIONS
-from .node_facts import elements_read, root, viewed
+from .node_facts import elements_read, may_copy, root, viewed
 from .norm_expansions import COPIED
 from .rules import RULES
 
@@ -248,7 +248,7 @@ def _make(graph: Graph, run: list[Node], is_written: Callable[[Value], bool]) ->
     given = {number: v for number, v in given.items() if v.node().kind() != CONSTANT}
     inside = set(run)
     read = [v for node in run for v in outputs(node) if any(use.user not in inside for use in v.uses())]
-    laid_out = {root(node.inputsAt(0)).unique() for node in run if node.kind() in COPIED}
+    laid_out = {root(n.inputsAt(0)).unique() for n in run if n.kind() in COPIED or may_copy(n)}
     part = Graph()
     known = {}
     for number, value in given.items():
