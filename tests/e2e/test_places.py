@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import tsfuser
+from kit.support import through
 from tsfuser.frontends.dynamo import watch
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
@@ -35,20 +36,6 @@ def same(ours, eager):
         assert torch.equal(ours.nan_to_num().signbit(), eager.nan_to_num().signbit())
 
 
-def run(function, door):
-    if door == "compile":
-        return torch.compile(function, backend="tsfuser", fullgraph=True)
-    scripted = torch.jit.script(function)
-
-    def thrice(*arguments):
-        with tsfuser.fuser():
-            for _ in range(3):
-                result = scripted(*arguments)
-        return result
-
-    return thrice
-
-
 def rows(x):
     y = x * 2
     values, places = y.max(1)
@@ -68,7 +55,7 @@ def whole(x):
 
 def compare(function, x, door):
     tsfuser.reset()
-    found, wanted = run(function, door)(x), function(x)
+    found, wanted = through(function, door)(x), function(x)
     for ours, eager in zip(found, wanted):
         for one, other in zip(*(([r] if torch.is_tensor(r) else r) for r in (ours, eager))):
             same(one, other)
@@ -226,7 +213,7 @@ def test_experts_are_chosen_and_weighted_in_one_group(device):
         weights, experts = torch.topk(torch.softmax(scores.float(), -1), 2, dim=-1)
         return weights / weights.sum(-1, keepdim=True), experts
 
-    scores, compiled = permutations(100, 8, torch.bfloat16, device) / 4, run(route, "compile")
+    scores, compiled = permutations(100, 8, torch.bfloat16, device) / 4, through(route, "compile")
     compiled(scores)
     before = tsfuser.stats()
     found, wanted = compiled(scores), route(scores)

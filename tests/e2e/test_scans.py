@@ -5,25 +5,12 @@ import torch
 from torch.testing import assert_close
 
 import tsfuser
+from kit.support import through
 from tsfuser.frontends.dynamo import watch
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
 SIZES = [(5, 7), (3, 1000), (2, 5003), (300, 40), (2, 20000), (2, 3, 65), (1, 5), (5, 1), (70,), (9000, 3)]
-
-
-def run(function, door):
-    if door == "compile":
-        return torch.compile(function, backend="tsfuser", fullgraph=True, dynamic=False)
-    scripted = torch.jit.script(function)
-
-    def thrice(*arguments):
-        with tsfuser.fuser():
-            for _ in range(3):
-                result = scripted(*arguments)
-        return result
-
-    return thrice
 
 
 def listed(found):
@@ -34,7 +21,7 @@ def compare(function, *arguments, door="compile", launches=None, exact=False, **
     """Runs `function` fused, holds the results against those of eager in float64, or against eager's own if
     they are to be `exact`, and counts the launches of a call."""
     tsfuser.reset()
-    fused, wanted = run(function, door), listed(function(*arguments))
+    fused, wanted = through(function, door, dynamic=False), listed(function(*arguments))
     wide = wanted if exact else listed(function(*(x.double() for x in arguments)))
     fused(*arguments)
     before = tsfuser.stats()["launches"]
@@ -114,7 +101,7 @@ def test_scripted_programs(function, device):
 def test_other_floats(function, dtype, device):
     """16 bits are accumulated in float, so that what is left is the rounding of the result."""
     x = noise((9, 300), device, dtype)
-    wide, (found,) = function(x.double()), listed(run(function, "compile")(x))
+    wide, (found,) = function(x.double()), listed(through(function, "compile", dynamic=False)(x))
     size = wide.abs().max().item()
     assert_close(
         found.double(), wide, rtol=2 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps * size
@@ -156,7 +143,7 @@ def test_of_equal_extremes_the_last_is_found(function, dtype, door, device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
 def test_extremes_of_64_bits_are_left_to_torch(dtype, device):
     x = torch.randint(-4, 5, (9, 30), device=device).to(dtype)
-    found, wanted = listed(run(extremes, "compile")(x)), listed(extremes(x))
+    found, wanted = listed(through(extremes, "compile", dynamic=False)(x)), listed(extremes(x))
     assert all(map(torch.equal, found, wanted))
 
 

@@ -64,6 +64,21 @@ def fuse(function, *inputs, calls=CALLS):
     return scripted
 
 
+def through(function, door, **how):
+    """`function` compiled, or scripted and called until it is fused; `how`: options of torch.compile."""
+    if door == "compile":
+        return torch.compile(function, backend="tsfuser", fullgraph=True, **how)
+    scripted = torch.jit.script(function)
+
+    def thrice(*arguments):
+        with tsfuser.fuser():
+            for _ in range(3):
+                result = scripted(*arguments)
+        return result
+
+    return thrice
+
+
 def train(function, inputs, calls=CALLS):
     """Run forward and backward `calls` times; returns the last outputs and gradients (None where no gradient
     is required). The incoming gradient is random, not all ones, and the same in each call with inputs of the

@@ -71,6 +71,10 @@ class Reduce:
     output: Value
 
 
+#: Elements of a lone row that one block of a GPU scans: of longer ones torch's blocks, together, are faster.
+LONGEST_LONE_SCAN = 1 << 17
+
+
 @dataclass(frozen=True)
 class Scan:
     """`output[i]` = the elements of the operand up to and with `i`, combined by `combine` along `axes`,

@@ -29,15 +29,21 @@ def placed(draft: Draft, value: Value, dim: int, window: Window) -> Value:
 def part(draft: Draft, value: Value, dim: int, start: sz.Size, size: sz.Size, step: int = 1) -> Value:
     """The `size` elements of `value` along dim `dim` at `start`, `start + step`..., all within its bounds."""
     axis = None if draft.call.decide(sz.eq(size, 1)) else draft.fresh_axis(size)
-    return _moved(draft, value, dim, Move(axis, sz.const(0) - start, step=step))
+    return strided(draft, value, dim, axis, start, step)
 
 
 def strided(
-    draft: Draft, value: Value, dim: int, axis: Axis, first: int, step: int, window: Window | None
+    draft: Draft,
+    value: Value,
+    dim: int,
+    axis: Axis | None,
+    first: sz.Size,
+    step: int,
+    window: Window | None = None,
 ) -> Value:
-    """`value` along `axis` in dim `dim`: element `i` is that of `value` at `first + i * step`, not defined
-    outside of `window`. What is of size 1 there stays so."""
-    return _moved(draft, value, dim, Move(axis, sz.const(-first), window, step))
+    """`value` along `axis` in dim `dim`, None for one element: element `i` is that of `value` at
+    `first + i * step`, not defined outside of `window`. What is of size 1 there stays so."""
+    return _moved(draft, value, dim, Move(axis, sz.const(0) - first, window, step))
 
 
 def flipped(draft: Draft, value: Value, dim: int) -> Value:

@@ -22,7 +22,7 @@ from ..ir.fusion import Axis, Value
 from ..ir.symbols import define
 from ..ir.values import Window
 from ..ir.views import in_own_order, view
-from ..ir.windows import part, position, strided, within
+from ..ir.windows import position, strided, within
 from .elementwise import as_stored
 from .table import FLOATING
 
@@ -59,13 +59,13 @@ class Windows:
             ends = beyond > self.dilation * (self.kernel - 1 - k)
             if self.axis is None:
                 if first >= 0 and (not ends or b.call.decide(sz.lt(first, self.size))):
-                    yield k, part(b, value, self.dim, sz.const(first), sz.const(1)), None
+                    yield k, strided(b, value, self.dim, None, sz.const(first), self.step), None
                 continue
             window = None
             if first < 0 or ends:
                 low, high = max(0, -(first // self.step)), sz.ceildiv(self.size - first, self.step)
                 window = Window((self.axis,), sz.const(low), high)
-            found = strided(b, value, self.dim, self.axis, first, self.step, window)
+            found = strided(b, value, self.dim, self.axis, sz.const(first), self.step, window)
             yield k, found, None if window is None else within(b, self.dims(value), self.dim, window)
 
     def dims(self, value: Value) -> list[Axis | None]:

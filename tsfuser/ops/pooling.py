@@ -9,7 +9,8 @@ the mean. Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..ir import layout as lay
 from ..ir.build import Builder
@@ -76,10 +77,33 @@ def has_no_place_of_minus_inf(b: Builder, self: Value) -> bool:
     return b.device != "cpu" and lay.is_channels_last(b.call, b.layout(self))
 
 
-def _max_pool(count: int) -> None:
+_Results = Callable[[Builder, str, Value, Sequence[Windows]], tuple[Value, ...]]
+
+
+def _best(b: Builder, name: str, self: Value, dims: Sequence[Windows]) -> tuple[Value, ...]:
+    """The largest element of each window, NaN if it has one"""
+    return (_largest(b, name, self, dims)[0],)
+
+
+def _with_places(b: Builder, name: str, self: Value, dims: Sequence[Windows]) -> tuple[Value, ...]:
+    """The largest element of each window and its place, the first of equal ones; NaN is the largest"""
+    none = has_no_place_of_minus_inf(b, self)
+    best, number = _largest(b, name, self, dims, none)
+    place = _place(b, name, self, dims, number)
+    if none:
+        place = b.pointwise("place_or_first", (place, number), INT64, own_types=True)
+    return best, place
+
+
+def _with_offsets(b: Builder, name: str, self: Value, dims: Sequence[Windows]) -> tuple[Value, ...]:
+    """The largest element of each window and its number there, in 8 bits"""
+    best, number = _largest(b, name, self, dims)
+    return best, b.pointwise("convert", (number,), INT8, own_types=True)
+
+
+def _max_pool(kind: str, count: int, results: _Results, **more: Any) -> None:
     name = f"max_pool{count}d"
 
-    @composite(f"aten::{name}", **facts(selects=True))
     def largest(
         b: Builder,
         self,
@@ -88,54 +112,22 @@ def _max_pool(count: int) -> None:
         padding: Sequence[int] = (0,),
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
-    ) -> Value:
-        """The largest element of each window, NaN if it has one"""
-        dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
-        best, _ = _largest(b, name, self, dims)
-        return result_of(b, name, best, best.dims, self)
-
-    if count == 1:
-        return
-
-    @composite(f"aten::{name}_with_indices", **facts(selects=True, without_gradient=(1,)))
-    def with_places(
-        b: Builder,
-        self,
-        kernel_size: list,
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        dilation: Sequence[int] = (1,),
-        ceil_mode: bool = False,
     ):
-        """The largest element of each window and its place, the first of equal ones; NaN is the largest"""
         dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
-        none = has_no_place_of_minus_inf(b, self)
-        best, number = _largest(b, name, self, dims, none)
-        place = _place(b, name, self, dims, number)
-        if none:
-            place = b.pointwise("place_or_first", (place, number), INT64, own_types=True)
-        return tuple(result_of(b, name, value, best.dims, self) for value in (best, place))
+        best, *others = results(b, name, self, dims)
+        found = tuple(result_of(b, name, value, best.dims, self) for value in (best, *others))
+        return found if others else found[0]
+
+    largest.__doc__ = results.__doc__
+    composite(kind, **facts(selects=True, **more))(largest)
 
 
+_PLACES: dict[str, Any] = dict(without_gradient=(1,))
 for _count in (1, 2, 3):
-    _max_pool(_count)
-
-
-@composite("tsfuser::max_pool", **facts(selects=True, without_gradient=(1,), needs_kernel=True))
-def max_pool_with_offsets(
-    b: Builder,
-    self,
-    kernel_size: list,
-    stride: list,
-    padding: list,
-    dilation: list,
-    ceil_mode: bool,
-):
-    """The largest element of each window and its number there, in 8 bits"""
-    dims = windows_of(b, "max_pool2d", b.sizes(self), kernel_size, stride, padding, dilation, ceil_mode)
-    best, number = _largest(b, "max_pool", self, dims)
-    number = b.pointwise("convert", (number,), INT8, own_types=True)
-    return tuple(result_of(b, "max_pool", value, best.dims, self) for value in (best, number))
+    _max_pool(f"aten::max_pool{_count}d", _count, _best)
+for _count in (2, 3):
+    _max_pool(f"aten::max_pool{_count}d_with_indices", _count, _with_places, **_PLACES)
+_max_pool("tsfuser::max_pool", 2, _with_offsets, needs_kernel=True, **_PLACES)
 
 
 # ---- means

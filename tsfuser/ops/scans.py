@@ -13,24 +13,21 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import INT64, DType
-from ..ir.fusion import Value
+from ..ir.fusion import LONGEST_LONE_SCAN, Value
 from ..ir.symbols import define
 from . import places
 from .reduction import operand_of
 from .table import ALL, FLOATING, composite
 from .views import dim_of
 
-#: Elements of a tensor of one dim from which on a GPU has to share it among blocks, as torch does.
-_LONGEST_LINE = 1 << 17
-
 define("with_later_place", "({0} * 4294967296 + {1} * 2 + {2})", cheap=True)
 define("later_place_of_pair", "(({0} & 0xffffffff) >> 1)", cheap=True)
 
 
 def _is_one_line(device: str, *sizes: Sequence[int]) -> str | None:
-    if device.startswith("cuda") and max(sizes[0], default=0) > _LONGEST_LINE:
+    if device.startswith("cuda") and max(sizes[0], default=0) > LONGEST_LONE_SCAN:
         if all(n == 1 for n in sorted(sizes[0])[:-1]):
-            return f"one row of more than {_LONGEST_LINE} elements is scanned by several blocks in torch"
+            return f"one row of more than {LONGEST_LONE_SCAN} elements is scanned by several blocks in torch"
     return None
 
 

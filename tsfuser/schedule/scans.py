@@ -9,8 +9,7 @@ rows     the contiguous dim is scanned. A row has a warp, a part of one, or a bl
          its compiler makes vectors of around the scan itself. Reductions along the row come before, as in
          the row schedule.
 columns  another dim is scanned. Each thread walks along its own columns; where these are too few to keep
-a GPU
-         busy, the threads of a block along y share them, each with its part of a round.
+         a GPU busy, the threads of a block along y share them, each with its part of a round.
 
 Example: the running sum of rows of 4096 floats has blocks of 512 threads, with two float4 each, in one round.
 """
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
+from ..ir.fusion import LONGEST_LONE_SCAN
 from ..segment import Allocations, Segment
 from . import pointwise
 from .domain import Dim, Domain, domain
@@ -34,7 +34,6 @@ from .row_loops import apply
 from .row_params import MAX_ROW_THREADS, RowParams, block_shape
 from .row_space import Rows
 
-LONG_ROW = 1 << 17  # elements of a lone row of which torch's blocks together take less time than one block
 MAX_WARP_VECTORS = 4  # vectors of a thread, if a row has a warp or less
 MAX_VECTORS = 4  # the same, if it has a block: as many are in flight at a time
 WARP_BLOCK_THREADS = 128  # threads of a block if a row has a warp or less
@@ -86,7 +85,7 @@ def _of_nothing(call: Call, segment: Segment, machine: Machine, along: str) -> P
 
 def _by_rows(call: Call, segment: Segment, machine: Machine, rows: Rows, backwards: bool) -> Proposal | str:
     if machine.has_threads:
-        if call.decide(sz.both(sz.lt(rows.count, 2), sz.lt(LONG_ROW, rows.length))):
+        if call.decide(sz.both(sz.lt(rows.count, 2), sz.lt(LONGEST_LONE_SCAN, rows.length))):
             return "it is one long row, which torch shares among blocks"
     params = choose_row_params(call, rows, machine)
     schedule = apply(rows, params, machine)

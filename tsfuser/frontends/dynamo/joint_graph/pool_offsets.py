@@ -31,7 +31,10 @@ _POOL, _GRADIENT = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_in
 
 def save_offsets(joint: fx.GraphModule) -> None:
     """Changes the joint graph."""
-    for node in joint.graph.find_nodes(op="call_function", target=_POOL):
+    pools = joint.graph.find_nodes(op="call_function", target=_POOL)
+    if not pools:
+        return
+    for node in pools:
         results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
         if {0, 1} == results.keys() and len(node.users) == 2:
             _change(node, results[0], results[1])
