@@ -114,5 +114,7 @@ def elements_read(node: Node) -> list[Value]:
 def _unread(node: Node, names: Sequence[str]) -> set[str]:
     if node.kind() in without_row.LIKE_SELF:
         return {names[0]}
+    if node.kind() in without_row.LIKE_SECOND:
+        return {names[1]}
     found = row_of(node)
     return {found[0].asked, found[0].dtype_from} if found is not None else set()

@@ -72,6 +72,8 @@ SELECTS = _aten("""
 LIKE_SELF = _aten("""
     empty_like randint_like new_empty new_zeros new_ones new_full
 """)
+#: Of their second operand they read no elements.
+LIKE_SECOND = frozenset({"tsfuser::bias_or_zero"})
 #: They ask a tensor for its sizes or dtype, and give numbers.
 ASKS = _aten("size dim numel is_floating_point len sym_size sym_numel")
 
