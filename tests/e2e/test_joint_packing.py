@@ -366,15 +366,18 @@ import sys, torch, tsfuser
 import torch.nn.functional as F
 
 @torch.jit.script
-def f(x, w, b):
+def f(x, w, b, classes):
     h = torch.batch_norm(F.gelu(F.linear(x * 0.5, w, b)), None, None, None, None, True, 0.1, 1e-5, False)
-    return torch.cat([torch.softmax(h, -1), F.layer_norm(h, [4], w[0], b)], 1)
+    y = torch.cat([torch.softmax(h, -1), F.layer_norm(h, [4], w[0], b)], 1)
+    z = torch.stack([torch.log_softmax(y, 1), torch.tril(y)]).mean(0)
+    return F.cross_entropy(z, classes) + F.mse_loss(F.rms_norm(y, [8]), z)
 
 given = [torch.randn(s, requires_grad=True) for s in ((3, 4), (4, 4), (4,))]
+classes = torch.zeros(3, dtype=torch.int64)
 with tsfuser.fuser():
     for _ in range(6):
-        f(*given).sum().backward()
-    graph = f.graph_for(*given)
+        f(*given, classes).backward()
+    graph = f.graph_for(*given, classes)
 print(len(graph.findAllNodes("prim::DifferentiableGraph", True)), "torch._dynamo" in sys.modules)
 """
     status, printed, _ = run_python(tmp_path, source, PYTORCH_NVFUSER_ENABLE="joint_graph")

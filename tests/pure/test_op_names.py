@@ -78,12 +78,6 @@ ALLOWED = {
         "_autocast_to_reduced_precision _autocast_to_full_precision",
         "torch's marks of autocast, which become casts",
     ),
-    "tsfuser/joint/example_types.py": (
-        "_log_softmax_backward_data _softmax_backward_data batch_norm batch_norm_backward cat dropout "
-        "layer_norm native_batch_norm native_batch_norm_backward native_dropout native_layer_norm "
-        "native_layer_norm_backward",
-        "ops whose results it describes itself: torch's meta kernels for them import torch._dynamo",
-    ),
     "tsfuser/joint/cut.py": (
         "softmax _softmax log_softmax _log_softmax",
         "what walks over rows, like its gradient",
@@ -119,11 +113,12 @@ ALLOWED = {
         "the ops that it compares with eager's",
     ),
 }
-#: Where facts about ops stand: rows, and derivatives, each beside the kind that it is of.
+#: Where facts about ops stand: rows, derivatives, and results, each beside the kind that it is of.
 FACTS = (
     "tsfuser/ops",
     "tsfuser/joint/rules",
     "tsfuser/joint/expansions.py",
+    "tsfuser/joint/meta_results.py",
     "tsfuser/joint/norm_expansions.py",
 )
 FILES = sorted(

@@ -1,7 +1,8 @@
 """The sizes and strides of all tensors of a graph in one call.
 
 In: a graph whose inputs have those of that call in their types, and most results of the forward, too. Out:
-the same graph, in which the others have them as well: torch runs each op on tensors without memory. Example:
+the same graph, in which the others have them as well: torch runs each op on tensors without memory, or
+`meta_results.py` says what it would give. Example:
 
     %y : Float(4, 8, strides=[8, 1]) = ...;  %s : Float(*, *) = aten::sum(%y, [1], True)
     ->  %s : Float(4, 1, strides=[1, 1])
@@ -13,7 +14,7 @@ decide how many dims there are, as in `squeeze` and behind it, types get dtype a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -44,6 +45,7 @@ from ..graph.wrapper import (
 )
 from ..ir.dtypes import DTYPES
 from .autocast import FULL, REDUCED, cast_to
+from .meta_results import RESULTS, broadcast
 
 _UNPACK, _TO_TENSOR = "prim::ListUnpack", "prim::NumToTensor"
 _CHECKED = "tsfuser::checked_batch"  # its operand
@@ -124,8 +126,8 @@ def _ran(node: Node, given: list[Any]) -> Any:
         return given[0]
     if kind == _CHECKED:
         return given[0]
-    if kind in _OWN:
-        return _OWN[kind](*given)
+    if kind in RESULTS:
+        return RESULTS[kind](*given)
     if kind in (REDUCED, FULL):
         operand = inputs(node)[0]
         target = cast_to(kind, *facts(operand.type())[:2], given[1:])
@@ -151,75 +153,7 @@ def _elementwise(node: Node, given: list[Any]) -> torch.Tensor | None:
     dtype = facts(outputs(node)[0].type()).dtype
     if dtype is None:
         return None
-    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-    like = next((t for t in tensors if t.shape == shape), None)
-    if like is None:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-    return torch.empty_like(like, dtype=getattr(torch, dtype))
-
-
-def _normalized(input: torch.Tensor, shape: list[int], *_: Any) -> tuple[torch.Tensor, ...]:
-    """Result, mean and root of a norm."""
-    kept = list(input.shape[: input.dim() - len(shape)]) + [1] * len(shape)
-    statistics = input.new_empty(kept, dtype=torch.promote_types(input.dtype, torch.float32))
-    return torch.empty_like(input, memory_format=torch.contiguous_format), statistics, statistics
-
-
-def _gradients(grad: torch.Tensor, input: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
-    weight, bias = given[3:5]
-    return tuple(None if t is None else torch.empty_like(t) for t in (input, weight, bias))
-
-
-def _of_channels(input: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
-    """Result and statistics of a batch norm."""
-    count = input.shape[1] if given[4] is True else 0
-    statistics = input.new_empty([count], dtype=torch.promote_types(input.dtype, torch.float32))
-    return torch.empty_like(input), statistics, statistics
-
-
-def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, *given: Any) -> tuple[Any, ...]:
-    """The same, a reserve, and which implementation it is."""
-    reserve = input.new_empty([0], dtype=torch.uint8)
-    return *_of_channels(input, weight, bias, *given), reserve, 0
-
-
-def _channel_gradients(grad: torch.Tensor, input: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    of_weight = input.new_empty([input.shape[1]])
-    return torch.empty_like(input), of_weight, of_weight
-
-
-def _joined(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
-    shape = list(tensors[0].shape)
-    shape[dim] = sum(t.shape[dim] for t in tensors)
-    return tensors[0].new_empty(shape)
-
-
-def _product(input: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Of a linear layer."""
-    return input.new_empty([*input.shape[:-1], *weight.shape[:-1]])
-
-
-#: The same of norms and linear layers.
-_OWN: dict[str, Callable[..., Any]] = {
-    "aten::cat": _joined,
-    "aten::linear": _product,
-    "tsfuser::bias_or_zero": lambda bias, like, _: like.new_empty([1]) if bias is None else bias,
-    "aten::layer_norm": lambda *given: _normalized(*given)[0],
-    "aten::native_layer_norm": _normalized,
-    "aten::_softmax_backward_data": lambda grad, output, *_: torch.empty_like(output),
-    "aten::_log_softmax_backward_data": lambda grad, output, *_: torch.empty_like(output),
-    "aten::dropout": lambda input, *_: torch.empty_like(input),
-    "aten::native_dropout": lambda input, *_: (
-        torch.empty_like(input),
-        torch.empty_like(input, dtype=torch.bool),
-    ),
-    "aten::batch_norm": lambda *given: _of_channels(*given)[0],
-    "aten::native_batch_norm": _of_channels,
-    "tsfuser::batch_norm": _batch_norm,
-    "aten::native_batch_norm_backward": _channel_gradients,
-    "tsfuser::batch_norm_backward": lambda _, input, grad, *given: _channel_gradients(grad, input),
-    "aten::native_layer_norm_backward": _gradients,
-}
+    return broadcast(tensors, getattr(torch, dtype))
 
 
 def _device(node: Node) -> str | None:

@@ -1,0 +1,116 @@
+"""What `tsfuser.joint.meta_results` says of ops is what they give."""
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from tsfuser.joint.meta_results import RESULTS
+
+
+def floats(*sizes, dtype=torch.float32):
+    return torch.rand(sizes, dtype=dtype)
+
+
+X, IMAGE, W = floats(4, 8), floats(2, 6, 3, 5), floats(6)
+TURNED, HALF = floats(8, 4).t(), floats(4, 8, dtype=torch.bfloat16)
+WIDE = IMAGE.to(memory_format=torch.channels_last)
+TARGET, PIXELS = torch.zeros(4, dtype=torch.int64), torch.zeros(2, 3, 5, dtype=torch.int64)
+ONE = torch.ones(())
+#: Losses -> what they get before the reduction, and behind it.
+POINTWISE = {
+    "l1_loss": ((), ()),
+    "mse_loss": ((), ()),
+    "smooth_l1_loss": ((), (1.0,)),
+    "huber_loss": ((), (1.0,)),
+    "kl_div": ((), (False,)),
+    "soft_margin_loss": ((), ()),
+    "binary_cross_entropy": ((X,), ()),
+    "binary_cross_entropy_with_logits": ((None, X[0]), ()),
+}
+CALLS = {
+    "aten::cat": [([X, X], 1)],
+    "aten::stack": [([X, X, X], 1), ([X, X], -1)],
+    "aten::linear": [(X, floats(5, 8), floats(5)), (X, floats(8), None)],
+    "aten::mv": [(X, floats(8))],
+    "aten::adaptive_avg_pool2d": [(IMAGE, [2, 1]), (WIDE, [2, 2]), (IMAGE[0], [1, 1])],
+    "aten::digamma": [(TURNED,), (HALF,), (X > 0,)],
+    "aten::group_norm": [(IMAGE, 2, W, W, 1e-5, False), (WIDE, 2, None, None, 1e-5, False)],
+    "aten::instance_norm": [(i, W, W, None, None, True, 0.1, 1e-5, False) for i in (IMAGE, WIDE)],
+    "aten::mean": [
+        (X, None),
+        (X, [1], True, None),
+        (TURNED, [-1], False, torch.float64),
+        (HALF, [0], False, None),
+    ],
+    "aten::cumsum": [(TURNED, 0, None), (X > 0, 1, None), (HALF, 1, torch.float32)],
+    "aten::cumprod": [(TURNED, 0, None), (X.to(torch.int32), 1, None)],
+    "aten::roll": [(TURNED, [1], [0])],
+    "aten::tril": [(TURNED, 0)],
+    "aten::triu": [(TURNED, 1)],
+    "aten::layer_norm": [(X, [8], None, None, 1e-5, True)],
+    "aten::native_layer_norm": [(X, [8], floats(8), None, 1e-5)],
+    "aten::rms_norm": [(TURNED, [8], floats(8), 1e-5), (HALF, [8], None, None), (WIDE, [5], None, None)],
+    "aten::log_softmax": [(TURNED, 1, None), (HALF, 1, torch.float32)],
+    "aten::_log_softmax": [(X, 1, False)],
+    "aten::_softmax_backward_data": [(X, X, 1, torch.float32)],
+    "aten::_log_softmax_backward_data": [(X, X, 1, torch.float32)],
+    "aten::dropout": [(TURNED, 0.5, True)],
+    "aten::native_dropout": [(TURNED, 0.5, True)],
+    "aten::batch_norm": [(IMAGE, W, W, None, None, True, 0.1, 1e-5, False)],
+    "aten::native_batch_norm": [(IMAGE, W, W, W, W, train, 0.1, 1e-5) for train in (True, False)],
+    "aten::native_batch_norm_backward": [
+        (IMAGE, IMAGE, W, W, W, W, W, True, 1e-5, [True, True, True]),
+    ],
+    "aten::native_layer_norm_backward": [
+        (X, X, [8], floats(4, 1), floats(4, 1), floats(8), floats(8), [True, True, True]),
+    ],
+    "aten::nll_loss_forward": [(X, TARGET, None, reduction, -100) for reduction in range(3)],
+    "aten::nll_loss2d_forward": [(IMAGE, PIXELS, None, reduction, -100) for reduction in range(3)],
+    "aten::cross_entropy_loss": [
+        *((X, TARGET, None, reduction, -100, 0.0) for reduction in range(3)),
+        (IMAGE, PIXELS, None, 0, -100, 0.1),
+        *((IMAGE, IMAGE, None, reduction, -100, 0.0) for reduction in range(3)),
+        (X[0], X[1], None, 0, -100, 0.0),
+    ],
+    **{
+        f"aten::{kind}": [(TURNED, X, *more[0], reduction, *more[1]) for reduction in range(3)]
+        for kind, more in POINTWISE.items()
+    },
+    "tsfuser::nll_loss_backward": [(ONE, [4, 8], TARGET, None, 1, -100, ONE)],
+    "aten::mse_loss_backward": [(ONE, X, X, 1), (X, X, X, 0)],
+    "aten::smooth_l1_loss_backward": [(ONE, X, X, 1, 1.0)],
+    "aten::huber_loss_backward": [(ONE, X, X, 1, 1.0)],
+    "aten::binary_cross_entropy_backward": [(ONE, X, X, None, 1)],
+}
+#: They run in graphs only, and other tests' graphs run them.
+IN_GRAPHS = {
+    "tsfuser::bias_or_zero",
+    "tsfuser::batch_norm",
+    "tsfuser::batch_norm_backward",
+    "tsfuser::group_norm_backward",
+    "tsfuser::instance_norm_backward",
+}
+
+
+def test_all_are_compared():
+    assert CALLS.keys() | IN_GRAPHS == RESULTS.keys()
+
+
+@pytest.mark.parametrize("kind, given", [(kind, given) for kind in CALLS for given in CALLS[kind]])
+def test_results_are_those_of_the_op(kind, given):
+    space, _, name = kind.partition("::")
+    names = [a.name for a in overload(space, name, given)._schema.arguments]
+    real = overload(space, name, given)(**dict(zip(names, given)))
+    without = pytree.tree_map(lambda a: a.to("meta") if isinstance(a, torch.Tensor) else a, given)
+    found = RESULTS[kind](*without)
+    for own, its in zip(pytree.tree_leaves(found), pytree.tree_leaves(real), strict=True):
+        assert (own.dtype, own.shape) == (its.dtype, its.shape)
+        wide = [d for d, size in enumerate(its.shape) if size != 1]
+        assert [own.stride(d) for d in wide] == [its.stride(d) for d in wide]
+
+
+def overload(space, name, given):
+    """That of the fitting number of arguments."""
+    packet = getattr(getattr(torch.ops, space), name)
+    found = [getattr(packet, each) for each in packet.overloads() if "out" not in each]
+    return next(f for f in found if len(f._schema.arguments) == len(given))
