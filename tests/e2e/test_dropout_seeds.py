@@ -21,7 +21,7 @@ DROPOUT, ITS_GRADIENT = "aten::native_dropout", "aten::native_dropout_backward"
 @pytest.fixture(autouse=True)
 def drawn_again(monkeypatch):
     """On the host, too, where it does not pay."""
-    monkeypatch.setattr(Machine, "draws_fast", True)
+    monkeypatch.setattr(Machine, "computes_fast", True)
     torch.manual_seed(1234)
 
 

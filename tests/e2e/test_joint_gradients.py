@@ -220,7 +220,7 @@ def test_a_softmax_to_another_dtype(device, dtype):
 @pytest.mark.parametrize("weighted", [True, False])
 def test_seeds_of_dropouts_are_saved_instead_of_masks(device, weighted, monkeypatch):
     """Second derivatives have the same mask. On the host, too, where it does not pay."""
-    monkeypatch.setattr(Machine, "draws_fast", True)
+    monkeypatch.setattr(Machine, "computes_fast", True)
 
     def dropped(x: Tensor, w: Tensor):
         return (F.dropout(x * w, 0.25, training=True) * w).sin()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.graphs
 @pytest.fixture(autouse=True)
 def drawn_again(monkeypatch):
     """Dropouts save seeds on the host, too, where it does not pay."""
-    monkeypatch.setattr(Machine, "draws_fast", True)
+    monkeypatch.setattr(Machine, "computes_fast", True)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)

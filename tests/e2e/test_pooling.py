@@ -9,7 +9,9 @@ from torch.testing import assert_close
 import tsfuser
 from kit.support import assert_matches, fresh, fuse, train
 from tsfuser.frontends.dynamo.joint_graph import pool_offsets
+from tsfuser.graph import worth
 from tsfuser.ops import pooling
+from tsfuser.schedule.machine import Machine
 
 pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error", "gathered")]
 
@@ -72,6 +74,53 @@ def test_one_kernel_forward_and_one_or_two_backward(device, kind, windows, dtype
     assert_matches(out, expected, reference, ops=60)
     assert_matches(grad, wanted, exact, ops=120)
     assert 2 <= launches <= 5
+
+
+def batch_norm(x):
+    numbers = [torch.linspace(0.5, 2, x.shape[1], dtype=x.dtype, device=x.device).roll(k) for k in range(4)]
+    return F.batch_norm(x, *numbers)
+
+
+BEFORE = {"relu": torch.relu, "batch norm": batch_norm, "sine": torch.sin, "sum": lambda x: x + x.roll(1, 0)}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
+@pytest.mark.parametrize("before, launches", list(zip(BEFORE, (1, 1, 2, 2))))
+def test_cheap_ops_before_it_are_computed_again(device, monkeypatch, before, launches, pool, form):
+    """Where instructions cost less than memory; what costs more, or reads more, is stored for the windows."""
+    monkeypatch.setattr(Machine, "computes_fast", True)
+
+    def program(x):
+        return pool(BEFORE[before](x), 3, 2, 1)
+
+    compiled = torch.compile(program, backend="tsfuser")
+    for dtype in (torch.float32, torch.bfloat16):
+        x = images(device, dtype, form=form)
+        with torch.no_grad():
+            compiled(x)
+            start = tsfuser.stats()["launches"]
+            assert_matches(compiled(x), program(x), program(x.double()), ops=60)
+        assert tsfuser.stats()["launches"] - start == launches
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_alone_it_is_a_group_on_a_gpu(device, monkeypatch, kind, form):
+    monkeypatch.setattr(worth, "_is_on_gpu", lambda value: True)
+    pool = pooled(kind, "a network's first")
+    compiled = torch.compile(lambda x: pool(x), backend="tsfuser")
+    x = images(device, sizes=(2, 8, 17, 19), form=form).requires_grad_()
+    out, grad, launches = counted_step(compiled, x)
+    assert launches == 2
+    expected, wanted, _ = eager_step(pool, x)
+    reference, exact, _ = eager_step(pool, x.detach().double().requires_grad_())
+    assert_matches(out, expected, reference, ops=30)
+    assert_matches(grad, wanted, exact, ops=60)
+    with torch.no_grad():
+        start = tsfuser.stats()["launches"]
+        assert_matches(compiled(x), expected, reference, ops=30)
+    assert tsfuser.stats()["launches"] - start == 1
 
 
 def counted_step(function, x):

@@ -52,8 +52,8 @@ _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX
 class Builder(ResultLayouts):
     """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where
     the group runs (`cpu`, `cuda:0`); `eager`, given where random numbers are to be eager's, gives the
-    `eager_random.Grid` of its kernels on a device, or raises Refusal. `seeds`: whether it is better to draw
-    random numbers again than to read a mask."""
+    `eager_random.Grid` of its kernels on a device, or raises Refusal. `computes_fast`: whether it is
+    better to draw random numbers again than to read a mask, or to compute a little again than to store it."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Builder(ResultLayouts):
         device: str,
         default_dtype: DType = FLOAT,
         eager: Callable | None = None,
-        seeds: bool = True,
+        computes_fast: bool = True,
     ):
         super().__init__(call, device)
         self.eager = eager
-        self.with_seeds = seeds
+        self.computes_fast = computes_fast
         self.default_dtype = default_dtype
 
     # ---- inputs
@@ -270,7 +270,7 @@ class Builder(ResultLayouts):
         """The seed by which `mask`, made by a comparison of new random numbers with a literal, can be drawn
         again. Its length says in which order the numbers are counted (ir/seed_lengths.py). None for other
         masks, where no length says the order, and where reading a mask is better."""
-        made = next((op for op in self.ops if op.output is mask), None) if self.with_seeds else None
+        made = next((op for op in self.ops if op.output is mask), None) if self.computes_fast else None
         if not isinstance(made, Pointwise) or made.symbol != "lt" or made.operands[1].literal is None:
             return None
         uniform = next((op for op in self.ops if op.output is made.operands[0]), None)

@@ -18,8 +18,8 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, INT64
-from ..ir.fusion import Axis, Value
-from ..ir.symbols import define
+from ..ir.fusion import Axis, Pointwise, Value
+from ..ir.symbols import define, find
 from ..ir.values import Window
 from ..ir.views import in_own_order, view
 from ..ir.windows import position, strided, within
@@ -28,6 +28,8 @@ from .table import FLOATING
 
 #: A window of more elements is a loop of its own, which torch's kernels have.
 MOST = 32
+#: Ops in all that are computed once more for each place in a window, instead of stored.
+MOST_REPEATED = 64
 
 _Elements = tuple[int, Value, Union[Value, None]]
 
@@ -139,11 +141,29 @@ def refuse(b: Builder, condition: sz.Size, reason: str) -> None:
 
 def in_memory(b: Builder, self: Value, dims: Sequence[Windows]) -> Value:
     """`self` as eager stores it; in memory where windows overlap, as else each element would be computed in
-    several."""
+    several, unless that costs a few instructions."""
     overlap = any(d.dilation * (d.kernel - 1) >= d.step for d in dims)
-    if overlap and not b.is_read(self):
+    stored = as_stored(b, self)[0]
+    if overlap and not b.is_read(self) and not _is_cheap(b, stored, dims):
         return in_own_order(b, self)
-    return as_stored(b, self)[0]
+    return stored
+
+
+def _is_cheap(b: Builder, value: Value, dims: Sequence[Windows]) -> bool:
+    """Whether `value` is read as one tensor and a few instructions: computed again for each place in a window
+    it takes less time than memory does."""
+    along = {b.axis(axis) for axis in (value.dims[d.dim] for d in dims) if axis is not None}
+
+    def varies(v: Value) -> bool:
+        return not along.isdisjoint(map(b.axis, v.axes))
+
+    ops = [op for op in b.needed([value]) if varies(op.output)]
+    if not (b.computes_fast and all(isinstance(op, Pointwise) and find(op.symbol).cheap for op in ops)):
+        return False
+    reads = {read.value.name for read in b.reads if varies(read.value)}
+    reads &= {v.name for op in ops for v in op.operands}
+    places = math.prod([d.kernel for d in dims])
+    return len(reads) == 1 and places * len(ops) <= MOST_REPEATED
 
 
 def elements_of(
@@ -165,7 +185,9 @@ def elements_of(
 def facts(*places: str, **facts: Any) -> dict[str, Any]:
     """Facts of a row; `places`: dtypes of its numbers or places of elements."""
     fixed = "kernel_size stride padding dilation ceil_mode count_include_pad divisor_override".split()
-    return dict(dtypes=FLOATING + places, sizes="own", fixed=fixed, **facts)
+    # torch's kernels read each window by itself, and take several times as long as its bytes
+    slow = ("bfloat16", "float16", "float32")
+    return dict(dtypes=FLOATING + places, sizes="own", fixed=fixed, slow_on_gpu=slow, **facts)
 
 
 def result_of(b: Builder, name: str, value: Value, dims: Sequence[Axis | None], self: Value) -> Value:

@@ -44,7 +44,7 @@ def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
     eager = eager_random.grid_of if options.enabled("eager_random") else None
     default = DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")]
     machine = targets.chosen(device, options.host_launch()).machine(device)
-    builder = Builder(call, device, default, eager, machine.draws_fast)
+    builder = Builder(call, device, default, eager, machine.computes_fast)
     values: dict[int, object] = {v.unique(): _Argument(i) for i, v in enumerate(graph.inputs())}
     for result in _run(builder, graph.nodes(), values, graph.outputs()):
         result = builder.tensor(result.index) if isinstance(result, _Argument) else result

@@ -54,9 +54,9 @@ class Machine:
         return self.block_threads > 1
 
     @property
-    def draws_fast(self) -> bool:
-        """Whether a random number takes less time than a byte of memory traffic. On a host it takes many
-        times as long."""
+    def computes_fast(self) -> bool:
+        """Whether a random number, or a few instructions, take less time than a byte of memory traffic. On a
+        host they take many times as long."""
         return self.has_threads
 
     @property
