@@ -23,6 +23,10 @@ from kit.launches import FIBERS
 # Else each worker compiles all modules of tests, and each process that they start all of tsfuser.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A thread of OpenMP that waits for work leaves its core to others: by default it spins, and half of the CPU's
+# time goes there. Two are enough to find what threads do wrong. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TSFUSER_PROGRESS", "0")  # what tests look for on stderr does not depend on the machine
 # What tracing and planning do is tested, in each run.
 os.environ.setdefault("TSFUSER_STORED_PLANS", "0")
