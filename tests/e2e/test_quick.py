@@ -61,6 +61,34 @@ KERNEL(gamma_of, Args, 128) { args.out[0] = lgamma(args.x[0]); }"""
     assert torch.allclose(out, torch.lgamma(x))
 
 
+def test_a_quick_kernel_of_fibers_calls_their_scheduler(gcc, monkeypatch, tmp_path):
+    """Which is compiled once, with what it says of kernels that hang."""
+    source = """#include "tsfuser.h"
+struct Args { float* out; };
+KERNEL(turned, Args, 64) {
+  SHARED_MEMORY(memory);
+  memory[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  args.out[threadIdx.x] = memory[63 - threadIdx.x];
+}"""
+    monkeypatch.setattr(quick, "HEADERS", tmp_path / "headers")
+    monkeypatch.setattr(quick.precompiled, "compiler", gcc)
+    quick.fiber_library.cache_clear()
+    says = []
+    for level in (quick.USERS, quick.QUICK):
+        monkeypatch.setattr(quick.QuickHost, "level", level)
+        target = quick.QuickHost(DiskCache(tmp_path / "cache"), fibers=True, opt_level=0)
+        stored = target.compile(source, "turned")
+        says.append(b"returned while others wait" in stored.content)
+        kernel = harness.Kernel.__new__(harness.Kernel)
+        kernel.target, kernel.function = "fibers", target.load(stored, "turned")
+        out = torch.zeros(64)
+        kernel(out, grid=1, block=(64, 1), shared=64)
+        assert out.tolist() == list(range(63, -1, -1))
+    assert says == [True, False]
+    quick.fiber_library.cache_clear()
+
+
 def test_the_compiler_of_programs_does_not_optimise(gcc, tmp_path):
     (tmp_path / "empty.cpp").write_text("")
     macros = [

@@ -1,7 +1,8 @@
 """Kernels for CPU tensors, compiled in half of the time that users' take, for the same numbers.
 
 In: a test run. Out: g++ makes its kernels at -O0 and reads the runtime headers precompiled; on Linux the
-linker does not look through the C library, whose functions the loader finds in this process. What g++ does at
+linker does not look through the C library, whose functions the loader finds in this process, and what runs
+the threads of fibers is a library of its own, compiled once. What g++ does at
 -O3 alone, to vectorise, is for the modules marked `optimized`, for programs that tests
 start without `compiler`, for kernels written by hand (harness.py), and for --long. Example:
 
@@ -31,6 +32,8 @@ from tsfuser.target.host import _GCC, HostTarget
 #: Digits after -O: of most tests, and of users.
 QUICK, USERS = 0, 3
 HEADERS = Path(os.environ["TSFUSER_CACHE_DIR"] + "-headers")
+#: What runs the threads of fibers, for other libraries to call.
+FIBERS = '#define FIBER_LINKAGE\n#include "fiber.h"\n'
 
 
 class QuickHost(HostTarget):
@@ -41,7 +44,10 @@ class QuickHost(HostTarget):
     def flags(self):
         if self.name == "host":
             self._opt_level = QuickHost.level
-        return tuple(word for word in super().flags() if self.libraries or word != "-Wl,--no-undefined")
+        words = tuple(word for word in super().flags() if self.libraries or word != "-Wl,--no-undefined")
+        unchecked = self._mode == ("-DTSFUSER_FIBERS", "-U_FORTIFY_SOURCE")
+        called = fiber_library(precompiled.compiler, words) if unchecked and not self.libraries else ()
+        return (*words, *called)
 
     @property
     def libraries(self):
@@ -95,6 +101,29 @@ precompiled.compiler = None
 
 
 @functools.cache
+def fiber_library(compiler, flags):
+    """The option for kernels of fibers by which they call the functions of codegen/runtime/fiber_run.h, which
+    are in this process then: a library of them is made once on this disk. None for other compilers, and where
+    it cannot be made."""
+    try:
+        if compiler is None or not cxx.is_gcc(compiler):
+            return ()
+        key = repr((headers_digest(), cxx.identity(compiler), flags, FIBERS))
+        made = HEADERS.absolute() / hashlib.sha256(key.encode()).hexdigest()[:16] / "fibers.so"
+        if not made.exists():
+            made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+                text, new = Path(scratch) / "fibers.cpp", Path(scratch) / made.name
+                text.write_text(FIBERS)
+                _run((*compiler, *flags, "-O2", "-iquote", str(RUNTIME), str(text), "-o", str(new)))
+                os.replace(new, made)
+        ctypes.CDLL(str(made), ctypes.RTLD_GLOBAL)
+        return ("-DTSFUSER_FIBER_LIBRARY",)
+    except (CompileError, OSError, subprocess.SubprocessError):
+        return ()
+
+
+@functools.cache
 def compiler():
     """The `CXX` of programs whose kernels are compiled at -O0: the last of several levels counts."""
     return script(cxx.find_compiler(), f"-O{QUICK}")
@@ -119,9 +148,12 @@ def _precompile(command, folder):
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "tsfuser.h.gch"
-        run = functools.partial(subprocess.run, check=True, capture_output=True, timeout=120)
-        run([*command, "-c", "-x", "c++-header", str(RUNTIME / "tsfuser.h"), "-o", str(made)])
+        _run([*command, "-c", "-x", "c++-header", str(RUNTIME / "tsfuser.h"), "-o", str(made)])
         user = Path(scratch) / "user.cpp"
         user.write_text('#include "tsfuser.h"\n')  # found in `scratch` alone
-        run([*command, "-fsyntax-only", "-iquote", scratch, str(user)])
+        _run([*command, "-fsyntax-only", "-iquote", scratch, str(user)])
         os.replace(made, folder / made.name)
+
+
+def _run(command):
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
