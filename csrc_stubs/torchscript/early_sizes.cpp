@@ -123,7 +123,8 @@ bool may_write_to_given_list(Node* node) {
   const auto* schema = node->maybeSchema();
   if (!schema) {
     return !node->kind().is_prim() || node->kind() == c10::prim::CallFunction ||
-           node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::PythonOp;
+           node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::PythonOp ||
+           node->kind() == c10::prim::fork;
   }
   for (size_t k = 0; k < node->inputs().size() && k < schema->arguments().size(); ++k) {
     const auto* alias = schema->arguments()[k].alias_info();
@@ -243,7 +244,7 @@ class EarlySizes {
   // Whether the list has what was in it when the op read it wherever it is read.
   bool stays(const Value* list) {
     const Node* maker = list->node();
-    if (maker->kind() == c10::prim::GetAttr) {
+    if (maker->kind() == c10::prim::GetAttr || maker == graph_.param_node()) {
       if (!given_lists_stay_) {
         const auto nodes = all_nodes(graph_);
         given_lists_stay_ = std::none_of(nodes.begin(), nodes.end(), may_write_to_given_list);

@@ -266,6 +266,16 @@ def test_statistics_of_a_norm_have_the_dtype_that_eager_gives_them(of_weight):
     assert [v.type().dtype() for v in norm.outputs()] == [t.dtype for t in eagers]
 
 
+def test_a_tensor_of_which_only_the_dtype_is_asked_is_not_saved():
+    """Nor a copy of it."""
+
+    def program(x, w):
+        return w * (x * x.mean(-1, True)).type_as(x)
+
+    parts = cut_of(program, [torch.randn(4, 8), torch.randn(8)], (False, True))
+    assert parts.saved_inputs == () and "clone" not in kinds(parts.forward)
+
+
 # ---- the passes around it
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import tsfuser
 from kit.joint_calls import is_packed
-from kit.support import fresh, script
+from kit.support import fresh, groups, script
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
@@ -103,3 +103,15 @@ def f(x: Tensor, a: int, b: int):
             for others in ((4, 3), (12, 1), (2, 6), (4, 4)):
                 with pytest.raises(RuntimeError):
                     scripted(x, *others)
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_the_backward_is_one_group(weight):
+    """The check of sizes views the operand by a list that the forward saves."""
+    body = f"torch.sigmoid(torch.rms_norm(x.tanh(), [6], {weight}) * w)"
+    scripted = script(f"def f(x: Tensor, w: Tensor):\n    return {body}\n")
+    x, w = (torch.randn(size).requires_grad_() for size in ((3, 5, 6), 6))
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            torch.autograd.grad(scripted(x, w).sum(), (x, w))
+    assert is_packed(scripted, x, w) and len(groups(scripted)) == 2

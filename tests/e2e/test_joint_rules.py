@@ -87,3 +87,12 @@ def test_an_input_that_no_result_depends_on_has_no_gradient():
 def test_what_has_no_derivative_is_refused(program, reason):
     with pytest.raises(Refusal, match=reason):
         built(program, [torch.ones(3)], (True,))
+
+
+@pytest.mark.parametrize("mask", [(False, True, True), (True, False, False), (True, True, False)], ids=str)
+def test_a_convolution_computes_the_gradients_that_are_wanted(mask):
+    """The images of a network want none."""
+    x, w, b = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 2, 2), torch.randn(4)
+    _, joint = built(lambda x, w, b: F.conv2d(x, w, b).sin(), [x, w, b], mask)
+    node = joint.graph.findNode("aten::convolution_backward")
+    assert list(node.inputs())[-1].toIValue() == list(mask)

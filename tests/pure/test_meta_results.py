@@ -28,8 +28,8 @@ POINTWISE = {
     "binary_cross_entropy_with_logits": ((None, X[0]), ()),
 }
 CALLS = {
-    "aten::cat": [([X, X], 1)],
-    "aten::stack": [([X, X, X], 1), ([X, X], -1)],
+    "aten::cat": [([X, X], 1), ([HALF, X], 0)],
+    "aten::stack": [([X, X, X], 1), ([X, X], -1), ([HALF, X], 1)],
     "aten::linear": [(X, floats(5, 8), floats(5)), (X, floats(8), None)],
     "aten::mv": [(X, floats(8))],
     "aten::adaptive_avg_pool2d": [(IMAGE, [2, 1]), (WIDE, [2, 2]), (IMAGE[0], [1, 1])],
@@ -49,7 +49,7 @@ CALLS = {
     "aten::triu": [(TURNED, 1)],
     "aten::layer_norm": [(X, [8], None, None, 1e-5, True)],
     "aten::native_layer_norm": [(X, [8], floats(8), None, 1e-5)],
-    "aten::rms_norm": [(TURNED, [8], floats(8), 1e-5), (HALF, [8], None, None), (WIDE, [5], None, None)],
+    "aten::rms_norm": [(TURNED, [8], floats(8), 1e-5), (HALF, [8], floats(8), None), (WIDE, [5], None, None)],
     "aten::log_softmax": [(TURNED, 1, None), (HALF, 1, torch.float32)],
     "aten::_log_softmax": [(X, 1, False)],
     "aten::_softmax_backward_data": [(X, X, 1, torch.float32)],

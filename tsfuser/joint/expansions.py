@@ -89,6 +89,15 @@ def special_ndtr(self):
     return (self * -math.sqrt(0.5)).erfc() * 0.5
 
 
+@expansion("aten::type_as")
+def type_as(self, other):
+    """The backward need not have the other tensor."""
+    dtype, device, _ = other.facts
+    if dtype not in DTYPE_NUMBERS or device is None or device != self.facts.device:
+        return None
+    return self.writer("aten::to", self, DTYPE_NUMBERS[dtype], False, False)
+
+
 @expansion("tsfuser::as_written")
 def as_written(self, target):
     """Of two tensors of one dtype it is the first one."""

@@ -10,6 +10,7 @@ Torch runs such an op by a decomposition, and imports torch._dynamo for that, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -55,11 +56,6 @@ def _gradients(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if t is None else torch.empty_like(t) for t in operands)
 
 
-def _root_mean_square(input: Tensor, shape: list[int], weight: Tensor | None, *_: Any) -> Tensor:
-    dtype = input.dtype if weight is None else torch.promote_types(input.dtype, weight.dtype)
-    return _formatted(torch.empty_like(input, dtype=dtype))
-
-
 def _formatted(input: Tensor, *_: Any) -> Tensor:
     """In order, or channels last."""
     return torch.empty_like(input, memory_format=suggest_memory_format(input))
@@ -89,13 +85,17 @@ def _channel_gradients(grad: Tensor, input: Tensor, *_: Any) -> tuple[Tensor, ..
 def _joined(tensors: list[Tensor], dim: int) -> Tensor:
     shape = list(tensors[0].shape)
     shape[dim] = sum(t.shape[dim] for t in tensors)
-    return tensors[0].new_empty(shape)
+    return tensors[0].new_empty(shape, dtype=_promoted(tensors))
 
 
 def _stacked(tensors: list[Tensor], dim: int) -> Tensor:
     shape = list(tensors[0].shape)
     shape.insert(dim % (len(shape) + 1), len(tensors))
-    return tensors[0].new_empty(shape)
+    return tensors[0].new_empty(shape, dtype=_promoted(tensors))
+
+
+def _promoted(tensors: list[Tensor]) -> torch.dtype:
+    return reduce(torch.promote_types, (t.dtype for t in tensors))
 
 
 def _product(input: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -120,7 +120,7 @@ def _function(input: Tensor) -> Tensor:
 def _pointwise_loss(self: Tensor, target: Tensor, *given: Any) -> Tensor:
     operands = [self, target, *(g for g in given if isinstance(g, Tensor))]
     reduction = next(g for g in given if type(g) is int)
-    dtype = torch.promote_types(self.dtype, target.dtype)
+    dtype = torch.result_type(self, target)
     return self.new_empty([], dtype=dtype) if reduction else broadcast(operands, dtype)
 
 
@@ -185,7 +185,7 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "tsfuser::instance_norm_backward": lambda grad, input, *given: _gradients(input, *given[:2]),
     "aten::group_norm": _formatted,
     "aten::instance_norm": _in_order,
-    "aten::rms_norm": _root_mean_square,
+    "aten::rms_norm": _formatted,
     "aten::nll_loss_forward": _class_loss,
     "aten::nll_loss2d_forward": _class_loss,
     "aten::cross_entropy_loss": _cross_entropy,

@@ -73,7 +73,9 @@ def linear(grad, input, weight, bias):
 # ---- convolutions and poolings
 
 
-def _convolution(grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+def _convolution(
+    grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, wants
+):
     """torch's derivative takes batches only."""
     sizes = None if bias is None else [weight.size(1) * groups if transposed else weight.size(0)]
     is_batch = known_rank(input) == known_rank(weight)
@@ -81,26 +83,28 @@ def _convolution(grad, input, weight, bias, stride, padding, dilation, transpose
     by_input, *others = grad.writer(
         "aten::convolution_backward",
         *(grad, input, weight, sizes, stride, padding, dilation, transposed, output_padding, groups),
-        [True, True, bias is not None],
+        _asked(wants),
     )
     return (by_input if is_batch else by_input.squeeze(0), *others)
 
 
 @rule("aten::convolution", "aten::_convolution", of="input weight bias")
-def convolution(grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+def convolution(
+    grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, wants
+):
     transposed = structural(transposed, "transposed")
-    return _convolution(
-        grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
+    given = (grad, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return _convolution(*given, wants)
 
 
 @rule("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::_convolution_mode", of="input weight bias")
-def conv(grad, input, weight, bias, stride, padding, dilation, groups):
+def conv(grad, input, weight, bias, stride, padding, dilation, groups, wants):
     padding = structural(padding, "a padding")
     if isinstance(padding, str):
         padding = _padding(padding, stride)
     zeros = [0] * len(padding)
-    return _convolution(grad, input, weight, bias, stride, padding, dilation, False, zeros, groups)
+    given = (grad, input, weight, bias, stride, padding, dilation, False, zeros, groups)
+    return _convolution(*given, wants)
 
 
 def _padding(word, stride):
@@ -110,8 +114,9 @@ def _padding(word, stride):
 
 
 @rule("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", of="input weight bias")
-def conv_transpose(grad, input, weight, bias, stride, padding, output_padding, groups, dilation):
-    return _convolution(grad, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+def conv_transpose(grad, input, weight, bias, stride, padding, output_padding, groups, dilation, wants):
+    given = (grad, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+    return _convolution(*given, wants)
 
 
 @rule("tsfuser::bias_or_zero", of="bias")
