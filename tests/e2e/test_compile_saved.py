@@ -22,7 +22,7 @@ pytestmark = pytest.mark.graphs
 OURS = partial(partition, recompute=True, layout=None)
 
 
-def saved_bytes(model, x, partition_fn, table):
+def saved_bytes(model, x, partition_fn, table, autocast=True):
     """Of the memory that autograd saves, what is neither a parameter, an argument nor a result."""
     torch._dynamo.reset()
     backend = aot_autograd(
@@ -30,7 +30,7 @@ def saved_bytes(model, x, partition_fn, table):
     )
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             result = torch.compile(model, backend=backend, dynamic=False)(x)
     results = result if isinstance(result, tuple) else (result,)
     known = {t.untyped_storage().data_ptr() for t in (*results, x, *model.parameters(), *model.buffers())}
@@ -84,6 +84,24 @@ class Residual(torch.nn.Module):
     def forward(self, x):
         y = self.start(x)
         return self.last(self.norm2(y + self.first(self.norm1(y) if self.is_normed else x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_loss_head_saves_logits_that_are_in_memory_and_two_numbers_a_row(dtype):
+    """And not the logarithm of their softmax, which the backward computes again."""
+
+    class Head(torch.nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x)
+            return F.cross_entropy(logits.view(-1, 99), torch.arange(32)), logits
+
+    model, x = Head(8, 99).to(dtype), torch.randn(4, 8, 8, dtype=dtype)
+
+    def saved(**how):
+        return saved_bytes(model, x, partial(partition, layout=None, **how), decompositions(), autocast=False)
+
+    assert saved(recompute=True) <= 32 * (2 * 4 + 8) + 4  # and the classes, and how many there were
+    assert saved(recompute=False) > 32 * 99 * dtype.itemsize
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tsfuser
 from kit.support import assert_matches, fuse, groups, kinds, no_fallback, script
 
 pytestmark = pytest.mark.graphs
@@ -147,6 +148,19 @@ def test_reshapes_of_other_sizes_than_were_profiled(device):
         x = torch.randn(sizes, device=device)
         view = x.view(sizes[0], n, sizes[1] // n)
         assert_matches(scripted(x, n), (view * 2.0).relu() + view.exp(), ops=4)
+
+
+def test_what_becomes_what_it_was_is_read_once(device):
+    """A loss head views logits as sentences and as rows again: one kernel copies them and adds them up."""
+    x = torch.randn(6, 16, device=device)[:, :13]
+    text = "x.reshape(2, -1, x.size(1)).reshape(-1, x.size(1)).sum(1), x * 1.0"
+    run = fuse(script(f"def f(x):\n    return {text}\n"), x)
+    before = tsfuser.stats()["launches"]
+    with tsfuser.fuser():
+        sums, copy = run(x)
+    assert tsfuser.stats()["launches"] - before == 1
+    assert_matches(sums, x.sum(1), ops=16)
+    assert torch.equal(copy, x)
 
 
 # ---- a value that meets itself along another dim

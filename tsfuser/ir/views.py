@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..errors import Refusal
 from . import size as sz
 from .draft import Draft
-from .fusion import Axis, Pointwise, Reshape, Value
+from .fusion import Axis, Pointwise, Reshape, TensorInput, Value
 from .layout import Layout, order_of
 
 
@@ -41,13 +41,31 @@ def view(
 def read_as(
     draft: Draft, name: str, value: Value, dims: Sequence[Axis | None], strides: Sequence[sz.Size]
 ) -> Value:
-    """A view of the value that `is_read`, over other axes, by which the input is read once more."""
+    """A view of the value that `is_read`, over other axes, by which the input is read once more; over those
+    of an earlier read of the same walk, as of a view that becomes what it was."""
     source = draft.sources[value.name]
+    earlier = _read_likewise(draft, source, draft.extents(dims), strides)
+    if earlier is not None:
+        return view(draft, name, earlier, earlier.dims, strides)
     output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
     draft.rereads.append(replace(source, value=output, strides=tuple(strides)))
     draft.sources[output.name] = source
     draft.views.add(output.name)
     return output
+
+
+def _read_likewise(
+    draft: Draft, source: TensorInput, sizes: Sequence[sz.Size], strides: Sequence[sz.Size]
+) -> Value | None:
+    """What has been read where `source` is, with dims of these `sizes` and `strides`."""
+    where = (source.index, source.offset, source.windows)
+    for read in draft.reads:
+        if (read.index, read.offset, read.windows) != where or len(read.value.dims) != len(sizes):
+            continue
+        pairs = (*zip(draft.sizes(read.value), sizes), *zip(read.strides, strides))
+        if read.value.name in draft.sources and all(draft.call.decide(sz.eq(*pair)) for pair in pairs):
+            return read.value
+    return None
 
 
 def placed(draft: Draft, value: Value, at: int, rank: int) -> Value:

@@ -114,7 +114,8 @@ def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine
     space = sides.space
     inner = space.dims[-1] in sides.reduced
     wide = is_wide(call, space)
-    vector = vector_width(call, space, machine)
+    # columns that are fused with other dims go on in the next row, in the middle of a vector
+    vector = vector_width(call, space, machine, over_ends=not inner and len(sides.kept) == 1)
     streamed = [
         a
         for a in space.reads

@@ -17,6 +17,7 @@ from .proposal import Proposal, Stage
 from .quotients import with_shared_divisors
 from .scan_levels import in_levels
 from .schedulers import is_one_pass, propose
+from .stored_sums import from_memory
 from .tails import joined
 
 
@@ -29,7 +30,9 @@ def fusion_stages(
     found = []
     parts = segments(
         call,
-        in_levels(expanded(call, by_columns(call, joined(fusion), machine), machine)),
+        in_levels(
+            expanded(call, by_columns(call, from_memory(call, joined(fusion), machine), machine), machine)
+        ),
         allocations,
         lambda s: is_one_pass(call, s, machine),
     )

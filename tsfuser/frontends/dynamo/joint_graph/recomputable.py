@@ -25,6 +25,8 @@ from . import norms, sizes_only, softmaxes
 
 #: Ops of ours that cost no more than reading their operands.
 _RECOMPUTABLE = (torch.ops.tsfuser.seeded_dropout,)
+#: They pick elements of an operand that their kernel computes.
+_LOSSES = (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default)
 _FAMILIES = ("activations", "gradients", "joins", "pointwise")  # of rows that are, too
 
 _mine = threading.local()  # `partitioning`: whether this thread divides a graph of ours
@@ -63,7 +65,7 @@ class _OpTypes(partitioners.OpTypes):
 
     def is_fusible(self, node: fx.Node) -> bool:
         """Whether the node's operands and result need not be stored."""
-        if softmaxes.reads_result(node) or super().is_fusible(node):
+        if softmaxes.reads_result(node) or node.target in _LOSSES or super().is_fusible(node):
             return True
         operand = norms.operand_of(node)
         return operand is not None and self._may_be_computed(operand, norms.is_gradient(node))

@@ -3,7 +3,8 @@
 In: AOTAutograd's joint graph. Between `expand` and `collapse` a softmax is written as elementwise ops and
 reductions, and the partitioner may choose to compute them twice. It does so if the operand is cast to float32
 only for the softmax, as under autocast: then 16 bits per element are saved instead of 32. So are those of a
-teacher's logits, which get no gradient, but whose softmax the gradient of the loss reads. Before:
+teacher's logits, which get no gradient, but whose softmax the gradient of the loss reads. It does so, too, if
+the operand is in memory in any case, as logits in 16 bits are, which a product has made. Before:
 
     y = _softmax(_to_copy(scores, float32), -1, False)
     _softmax_backward_data(g, y, -1, float32)
@@ -30,6 +31,7 @@ aten = torch.ops.aten
 
 _RESULT = "tsfuser_result_of_softmax"  # in `meta`: the op, and its arguments after the operand
 _EXACT = (torch.float32, torch.float64)  # dtypes in which statistics are not rounded to 16 bits
+_NARROW = (torch.bfloat16, torch.float16)  # those to which log_softmax rounds once, at its end
 _SOFTMAX, _LOG_SOFTMAX = aten._softmax.default, aten._log_softmax.default
 _GRADIENTS = {
     _SOFTMAX: aten._softmax_backward_data.default,
@@ -52,13 +54,13 @@ def expand(joint: fx.GraphModule) -> None:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether the result is not rounded to 16 bits, and rows are not empty."""
+    """Whether the result is not rounded to 16 bits, or a log_softmax, and rows are not empty."""
     x, dim, _ = node.args
     found = node.meta["val"]
     return (
         node.meta.get("recompute") is None
         and isinstance(x, fx.Node)
-        and found.dtype in _EXACT
+        and (found.dtype in _EXACT or (node.target is _LOG_SOFTMAX and found.dtype in _NARROW))
         and found.dim() > 0
         and statically_known_true(found.shape[dim] > 0)
     )
@@ -66,8 +68,9 @@ def _is_known(node: fx.Node) -> bool:
 
 def _expand(node: fx.Node) -> None:
     x, dim, to_float = node.args
+    dtype = node.meta["val"].dtype
     ops = Insert(node, node)
-    wide = ops(aten._to_copy.default, x, dtype=torch.float32) if to_float else x
+    wide = ops(aten._to_copy.default, x, dtype=torch.float32) if to_float or dtype in _NARROW else x
     shifted = ops(aten.sub.Tensor, wide, ops(aten.amax.default, wide, [dim], True))
     power = ops(aten.exp.default, shifted)
     total = ops(aten.sum.dim_IntList, power, [dim], True)
@@ -75,6 +78,8 @@ def _expand(node: fx.Node) -> None:
         made = ops(aten.mul.Tensor, power, ops(aten.reciprocal.default, total))
     else:
         made = ops(aten.sub.Tensor, shifted, ops(aten.log.default, total))
+    if dtype in _NARROW:
+        made = ops(aten._to_copy.default, made, dtype=dtype)
     if is_alike(made.meta["val"], node.meta["val"]):
         made.meta[_RESULT] = (node.target, dim, to_float)
         node.replace_all_uses_with(made)
@@ -84,10 +89,11 @@ def collapse(forward: fx.GraphModule) -> None:
     """Undoes `expand` in the forward for softmaxes that save only their result."""
     for made in [n for n in forward.graph.nodes if _RESULT in n.meta]:
         op, dim, to_float = made.meta[_RESULT]
-        wide, inside = _parts(made, op)
-        if any(user not in inside for node in inside - {made} for user in node.users):
+        narrow = made.meta["val"].dtype in _NARROW
+        wide, inside = _parts(made.args[0] if narrow else made, op)
+        if any(user not in inside | {made} for node in inside - {made} for user in node.users):
             continue
-        operand = wide.args[0] if to_float else wide
+        operand = wide.args[0] if to_float or narrow else wide
         with forward.graph.inserting_before(made):
             softmax = forward.graph.call_function(op, (operand, dim, to_float))
         softmax.meta = {k: v for k, v in made.meta.items() if k != _RESULT}
