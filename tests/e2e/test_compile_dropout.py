@@ -203,3 +203,20 @@ def test_the_op_says_what_is_wrong():
         torch.ops.tsfuser.seeded_dropout(x, seed, 0, 0.5, [0])
     with pytest.raises(RuntimeError, match="between 0 and 1"):
         torch.ops.tsfuser.seeded_dropout(x, seed, 0, 1.5, [0, 1])
+
+
+def test_what_noise_asks_for_its_dtype_is_in_the_group_of_the_product(device):
+    """Stochastic depth: noise of a number a row, in new memory like the tensor's."""
+
+    def function(x, y):
+        z = F.dropout(x.t(), 0.0).clone()
+        noise = z.new_empty((z.size(0), 1)).bernoulli_(0.5)
+        return z * noise + y
+
+    run = torch.compile(function, backend="tsfuser", fullgraph=True)
+    x, y = torch.randn(6, 8, device=device), torch.randn(8, 6, device=device)
+    torch.manual_seed(3)
+    found = run(x, y)
+    torch.manual_seed(3)
+    assert torch.equal(found, function(x, y))
+    assert "clone" not in str(tsfuser.explain(run, x, y)).partition("  not fused\n")[2]

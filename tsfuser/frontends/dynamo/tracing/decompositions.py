@@ -67,6 +67,7 @@ def decompositions() -> dict[Any, Callable]:
     found[torch.ops.aten.nll_loss2d_backward.default] = _nll_loss_backward
     found[torch.ops.aten.convolution.default] = _bias_added
     found[torch.ops.aten.convolution_backward.default] = _bias_summed
+    found[torch.ops.aten.new_empty.default] = _empty
     found[torch.ops.aten.embedding_dense_backward.default] = embedding_backward
     found[torch.ops.aten._embedding_bag_backward.default] = bag_backward
     found.update((op, partial(_laid_out, function, found.get(op))) for op, function in EAGER_LAYOUTS.items())
@@ -98,6 +99,13 @@ def _bias_summed(gradient, input, weight, bias_sizes, *others):
     backward = torch.ops.aten.convolution_backward.default
     found = backward(gradient, input, weight, bias_sizes, *choices, [*wanted[:2], False])
     return found[0], found[1], torch.ops.aten.sum.dim_IntList(gradient, [0, *range(2, gradient.dim())])
+
+
+def _empty(self, size, dtype=None, layout=None, device=None, pin_memory=None):
+    """It asks `self` for its dtype and device only. Noise in new memory waits for no value then, as in
+    `x * x.new_empty(shape).bernoulli_(0.9)`, so that what computes `x` can be in the group of the product."""
+    dtype, layout, device = dtype or self.dtype, layout or self.layout, device or self.device
+    return torch.empty(size, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
 
 
 def _nll_loss_backward(gradient, self, target, *others):
