@@ -125,6 +125,16 @@ bool may_be_stilled(const Graph& graph, const Node* node, const Node* first) {
   return node->kind() == c10::aten::dropout || keeps_statistics(node) || writes_to_tensors;
 }
 
+// Whether the op writes to nothing but lists that the graph has made, which are gone once a call has taken
+// the place of all that reads them.
+bool writes_to_own_lists(const Node* node) {
+  const auto places = written_operands(node);
+  return node->kind().is_aten() && !places.empty() &&
+         std::all_of(places.begin(), places.end(), [node](size_t i) {
+           return node->input(i)->node()->kind() == c10::prim::ListConstruct;
+         });
+}
+
 // Whether all up to the node, which torch has passed by and which stays in the graph, may run twice: in the
 // first call it does.
 bool may_repeat(Graph& graph, const Node* first) {
@@ -133,7 +143,8 @@ bool may_repeat(Graph& graph, const Node* first) {
     if (node == end) {
       break;
     }
-    if (!is_pure(node) && !may_be_stilled(graph, node, first)) {
+    const bool is_unseen = !end && writes_to_own_lists(node);
+    if (!is_pure(node) && !is_unseen && !may_be_stilled(graph, node, first)) {
       return false;
     }
     if (!end && node == first) {
@@ -290,7 +301,7 @@ void become_call(Graph& graph, const Node* first, Node* call) {
   destroy_behind(graph.block(), call);
   end_blocks_behind(const_cast<Node*>(first));
   for (Node* node : all_nodes(graph)) {
-    if (node != call && !is_pure(node)) {
+    if (node != call && !is_pure(node) && !writes_to_own_lists(node)) {
       still(node);
     }
   }

@@ -70,7 +70,7 @@ def test_one_group_computes_what_is_scaled_and_the_rest(device, program):
     forward = [o.graph for o in seen if o.graph.findNode("prim::AutogradAllNonZero") is None]
     groups = [kinds(g) for graph in forward for g in graph.findAllNodes("prim::CudaFusionGroup", True)]
     joint = {scaled: 2, added_and_moved: 4, extremes: 4, rotated: 4}[program]
-    pointwise = ("aten::mul", "aten::sub", "aten::max", "aten::min")
+    pointwise = ("aten::mul", "aten::sub", "aten::max", "aten::min", "aten::maximum", "aten::minimum")
     assert max(sum(kind in pointwise for kind in g) for g in groups) >= joint
     for mine, theirs in zip(got, gradients(program, tensors), strict=True):
         torch.testing.assert_close(mine, theirs)

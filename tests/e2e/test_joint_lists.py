@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import tsfuser
+from kit.joint_calls import is_packed, leaves
 from kit.opsweep import plain
 from kit.support import fresh, script
 
@@ -59,3 +60,23 @@ def test_second_derivatives_by_what_is_joined(text):
     with tsfuser.fuser():
         for _ in range(4):
             torch.testing.assert_close(second(scripted), second(eager))
+
+
+def test_a_program_that_begins_with_a_list_it_fills():
+    """The first call does that twice."""
+
+    def filled(x: Tensor):
+        parts: list[Tensor] = []
+        parts.append(x.sin())
+        parts.append(x * 3)
+        return torch.stack(parts, 1) * 2
+
+    (x,) = leaves((3, 4))
+    scripted = fresh(filled)
+    with tsfuser.fuser():
+        for _ in range(4):
+            y = scripted(x)
+            torch.testing.assert_close(y, filled(x))
+            found = torch.autograd.grad(y.sum(), x)
+            torch.testing.assert_close(found, torch.autograd.grad(filled(x).sum(), x))
+    assert is_packed(scripted, x)
