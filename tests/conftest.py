@@ -8,7 +8,6 @@ the tests marked `each_value`, and raises the number of random programs and of s
 import contextlib
 import gc
 import importlib.util
-import itertools
 import os
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import autodiff_only, other_fusers, torch_ops
+from kit import autodiff_only, cases, other_fusers, torch_ops
 from kit.launches import FIBERS
 
 # Else each worker compiles all modules of tests, and each process that they start all of tsfuser.
@@ -57,8 +56,8 @@ def pytest_configure(config):
         "markers",
         "each_value(*pairs): of the combinations of its parameters run as few as have each value of each "
         "parameter, and of each of the pairs of parameters, on each target; with --long all. Without this "
-        "mark it is so on cpu-fibers, where cpu has more, and elsewhere of three parameters or more all "
-        "pairs have each value",
+        "mark it is so on cpu-fibers, where cpu has more, and elsewhere each value is run with two values of "
+        "each other parameter",
     )
     config.addinivalue_line(
         "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
@@ -108,43 +107,15 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--each"):
         _deselect_all_but(config.getoption("--each"), config, items)
     if not config.getoption("--long"):
-        _deselect_long_sweeps(config, items)
-
-
-def _deselect_long_sweeps(config, items):
-    """What runs with --long only. To skip each would take as long as a test: processes send reports of it."""
-    left, combinations = set(), {}
-    on_cpu = {(item.path, item.originalname) for item in items if _target(item) == "cpu"}
-    for item in items:
-        if "long" in item.keywords:
-            left.add(item)
-        elif hasattr(item, "callspec"):
-            key = item.path, item.originalname, _target(item)
-            combinations.setdefault(key, []).append(item)
-    for (*test, target), cases in combinations.items():
-        mark, parameters = (
-            cases[0].get_closest_marker("each_value"),
-            cases[0].callspec.params.keys() - {"target"},
-        )
-        if mark or (target == "cpu-fibers" and tuple(test) in on_cpu):
-            left.update(set(cases).difference(_with_each_value(cases, mark.args if mark else ())))
-        elif len(parameters) > 2:
-            pairs = [*itertools.combinations(sorted(parameters), 2)]
-            left.update(set(cases).difference(_with_each_value(cases, pairs)))
-    _deselect(left, config, items)
-
-
-def _target(item):
-    """The target of a case; None where it has none."""
-    return item.callspec.params.get("target") if hasattr(item, "callspec") else None
+        _deselect(cases.of_long_runs(items), config, items)
 
 
 def _deselect_all_but(count, config, items):
     """Leaves `count` of each test's cases."""
-    cases = {}
+    tests = {}
     for item in items:
-        cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
-    taken = {found[k * len(found) // count] for found in cases.values() for k in range(count)}
+        tests.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+    taken = {found[k * len(found) // count] for found in tests.values() for k in range(count)}
     _deselect({item for item in items if item not in taken}, config, items)
 
 
@@ -152,22 +123,6 @@ def _deselect(left, config, items):
     """Takes the set `left` out of `items`."""
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
-
-
-def _with_each_value(items, pairs):
-    """As few of the items, all of one test, as have each value of each of its parameters and of the pairs."""
-    values = {}
-    for item in items:
-        # combinations share the values of a parameter, which need be neither equal nor hashable
-        known = {name: id(value) for name, value in item.callspec.params.items()}
-        values[item] = {*known.items(), *((pair, *map(known.get, pair)) for pair in pairs)}
-    missing, taken = set().union(*values.values()), []
-    while missing:
-        most = max(len(found & missing) for found in values.values())
-        best = [item for item, found in values.items() if len(found & missing) == most]
-        taken.append(best[31 * len(taken) % len(best)])  # not always the first value of the others
-        missing -= values[taken[-1]]
-    return taken
 
 
 @pytest.hookimpl(wrapper=True)
