@@ -42,8 +42,9 @@ def test_the_sum_reads_whole_accesses_of_what_is_stored():
         (odd(8192, 1001, 1008), odd(8192, 1001, 1008)),  # all rows begin at whole accesses
         (odd(64, 1001), odd(64, 1001)),  # little is read twice in one kernel
         (odd(8192, 1008), odd(8192, 1008)),
+        (odd(8192, 1002), odd(8192, 1002)),  # accesses of two elements will do
     ],
-    ids=["apart", "few", "even"],
+    ids=["apart", "few", "whole", "even"],
 )
 def test_else_one_kernel_does_both(x, y):
     found = stages(*build(gradient, x, y))[0]

@@ -8,8 +8,8 @@ the result:
 becomes
     g = f(x, y), stored with stride 50272;  r = reshape(g), read with stride 50272;  s = sum(r, 0)
 
-One kernel for both would read and store one element at a time, as neighbouring threads add up neighbouring
-columns, and its rows would lie far apart. The first of two goes along rows, and the second reads eight
+One kernel for both would read and store one element of 16 bits at a time, as neighbouring threads add up
+neighbouring columns, and its rows would lie far apart. The first of two goes along rows, and the second reads eight
 elements at a time.
 """
 
@@ -24,6 +24,8 @@ from ..ir.fusion import Axis, Fusion, Op, Output, Reduce, Reshape, TensorInput, 
 from .machine import Machine
 
 LARGE = 1 << 20  # elements of the data: of fewer, another launch costs more
+#: Bytes. One kernel for both reads as many at a time at most of the bandwidth of memory.
+LEAST_ACCESS = 4
 
 
 def from_memory(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
@@ -47,22 +49,22 @@ def from_memory(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
 
 
 def _is_better_read(call: Call, fusion: Fusion, op: Reduce, stored: Output, machine: Machine) -> bool:
-    """Whether rows of the result begin at whole accesses, those of some operand do not, and columns are added
-    up."""
+    """Whether columns are added up, rows of the result begin at whole accesses, and those of some operand not
+    even at short ones."""
     dims = stored.value.dims or ()
     inner = next((a for a, step in zip(dims, stored.steps) if a is not None and step is sz.const(1)), None)
     if inner is None or inner in op.axes or set(stored.value.axes) - set(op.axes) != {inner}:
         return False
     if not call.decide(sz.le(LARGE, sz.product([a.extent for a in stored.value.axes]))):
         return False
-    if not _begin_at_accesses(call, stored.value, stored.steps, inner, machine):
+    if not _rows_begin_at(call, machine.access, stored.value, stored.steps, inner):
         return False
     needed = {op.operands[0].name}
     for other in reversed(fusion.ops):
         if other.output.name in needed:
             needed.update(v.name for v in other.operands)
     operands = [i for i in fusion.inputs if i.value.name in needed and _walks(call, i, inner)]
-    return not all(_begin_at_accesses(call, i.value, i.strides, inner, machine) for i in operands)
+    return not all(_rows_begin_at(call, LEAST_ACCESS, i.value, i.strides, inner) for i in operands)
 
 
 def _walks(call: Call, read: TensorInput, axis: Axis) -> bool:
@@ -71,11 +73,9 @@ def _walks(call: Call, read: TensorInput, axis: Axis) -> bool:
     return step is not None and bool(call.decide(sz.eq(step, 1)))
 
 
-def _begin_at_accesses(
-    call: Call, value: Value, strides: Sequence[sz.Size], inner: Axis, machine: Machine
-) -> bool:
-    """Whether each step along another dim than `inner` is one of whole accesses."""
-    whole = max(1, machine.access // value.dtype.itemsize)
+def _rows_begin_at(call: Call, access: int, value: Value, strides: Sequence[sz.Size], inner: Axis) -> bool:
+    """Whether each step along another dim than `inner` is one of whole accesses, of so many bytes."""
+    whole = max(1, access // value.dtype.itemsize)
     return all(
         call.decide(sz.eq(step % whole, 0))
         for a, step in zip(value.dims or (), strides)

@@ -43,6 +43,9 @@ DEVICE int32_t passed(const End (&ends)[N], Place place) {
 // The first `count` elements at `pointer`, in one piece where all N are there; the other lanes are zero.
 template <int N, class T>
 DEVICE vec<T, N> load_upto(const T* pointer, int32_t count) {
+#if defined(TSFUSER_CUDA)
+  if constexpr (sizeof(T) < 4 && N * sizeof(T) >= 4) return load_words_upto<N>(pointer, count);
+#endif
   if (count >= N) return load<N>(pointer);
   return load_partial<N>(pointer, count);
 }

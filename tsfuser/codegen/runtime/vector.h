@@ -101,6 +101,40 @@ DEVICE vec<T, N> load(const T* pointer, bool wanted) {
   return result;
 }
 
+// The first `count` elements, which are shorter than a register; the other lanes are zero. Both branches
+// make registers: if they made elements, the first one would take its word apart, and so wait for it before
+// the next load begins.
+template <int N, class T>
+DEVICE vec<T, N> load_words_upto(const T* pointer, int32_t count) {
+  using access = vector_access<T, N>;
+  enum : int { per = 4 / sizeof(T), registers = access::bytes / 4 };
+  uint32_t words[registers];
+  if (count >= N) {
+    const auto* source = reinterpret_cast<const typename access::type*>(pointer);
+#pragma unroll
+    for (int i = 0; i < access::count; ++i) {
+      const typename access::type whole = source[i];
+      copy_bytes(words + i * (access::width / 4), &whole, sizeof(whole));
+    }
+  } else {
+    const auto* source = reinterpret_cast<const typename word<sizeof(T)>::type*>(pointer);
+#pragma unroll
+    for (int w = 0; w < registers; ++w) {
+      words[w] = 0;
+#pragma unroll
+      for (int lane = 0; lane < per; ++lane) {
+        const int at = w * per + lane;
+        if (at < count) words[w] |= static_cast<uint32_t>(source[at]) << (8 * sizeof(T) * lane);
+      }
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < registers; ++w) asm("" : "+r"(words[w]));
+  vec<T, N> result;
+  copy_bytes(&result, words, sizeof(result));
+  return result;
+}
+
 template <class T, int N>
 DEVICE void store(T* pointer, const vec<T, N>& value) {
   using access = vector_access<T, N>;
