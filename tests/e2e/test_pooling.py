@@ -206,6 +206,28 @@ def test_the_forward_saves_a_byte_per_window(device):
     assert torch.int8 in saved and torch.int64 not in saved
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_a_relu_lets_pass_is_asked_of_the_results(device, step, form):
+    """So the relu's result, which is larger, is not saved."""
+
+    def program(x, weight):
+        return F.max_pool2d(F.conv2d(x, weight, padding=1).relu(), 3, step)
+
+    x = images(device, sizes=(2, 3, 12, 14), form=form)
+    x[0, 1, 2, 3], x[1, 2, 8, 9] = float("nan"), float("inf")
+    x, weight = x.requires_grad_(), torch.randn(5, 3, 3, 3, device=device).requires_grad_()
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.shape) or t, lambda t: t):
+        out = torch.compile(program, backend="tsfuser")(x, weight)
+    assert (2, 5, 12, 14) not in sizes
+    gradient = torch.randn(out.shape, device=device).to(out)
+    found = torch.autograd.grad(out, (x, weight), gradient)
+    expected = torch.autograd.grad(program(x, weight), (x, weight), gradient)
+    for one, other in zip(found, expected):
+        assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "form, step, saved", [("rows", 2, 8), ("channels last", 2, 1), ("channels last", 1, 8)]
 )

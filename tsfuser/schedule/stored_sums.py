@@ -9,8 +9,8 @@ becomes
     g = f(x, y), stored with stride 50272;  r = reshape(g), read with stride 50272;  s = sum(r, 0)
 
 One kernel for both would read and store one element of 16 bits at a time, as neighbouring threads add up
-neighbouring columns, and its rows would lie far apart. The first of two goes along rows, and the second reads eight
-elements at a time.
+neighbouring columns, and its rows would lie far apart. The first of two goes along rows, and the second
+reads eight elements at a time.
 """
 
 from __future__ import annotations

@@ -8,6 +8,14 @@ their windows, and sizes of the operand. Before:
 becomes
     y, offsets = tsfuser::max_pool(x, [2, 2], ...)
     tsfuser::max_pool_backward(g, offsets, x's sizes, [2, 2], ...)
+
+The gradient of a relu before it lets pass what reaches elements larger than 0. Only the largest element of a
+window is reached, and that is its result. So the backward asks the result, which is smaller, and saved anyway
+where a convolution reads it:
+
+    threshold_backward(max_pool_backward(g, offsets, ...), x, 0)
+becomes
+    max_pool_backward(threshold_backward(g, y, 0), offsets, ...)
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from torch import fx
 from torch._prims_common import suggest_memory_format
 
 from ....ops.pool_windows import has_windows
-from ..fx.insert import PART, Insert
+from ..fx.insert import PART, Insert, is_alike
 from .sizes_only import size_of
 
 aten = torch.ops.aten
@@ -62,8 +70,21 @@ def _change(node: fx.Node, values: fx.Node, indices: fx.Node) -> None:
         arguments = (gradient.args[0], offsets, sizes, *windows)
         found = Insert(gradient, gradient, PART)(torch.ops.tsfuser.max_pool_backward.default, *arguments)
         gradient.replace_all_uses_with(found)
+        _ask_results(found, x, made)
     for old in (*gradients, values, indices, node):
         node.graph.erase_node(old)
+
+
+def _ask_results(gradient: fx.Node, x: fx.Node, result: fx.Node) -> None:
+    """Has a threshold behind the `gradient` of pooling `x` compare the results."""
+    user = next(iter(gradient.users), None)
+    if user is None or len(gradient.users) > 1 or user.target is not aten.threshold_backward.default:
+        return
+    if user.args[:2] == (gradient, x) and is_alike(gradient.meta["val"], user.meta["val"]):
+        passed = Insert(gradient, gradient, PART)(user.target, gradient.args[0], result, user.args[2])
+        gradient.args = (passed, *gradient.args[1:])
+        user.replace_all_uses_with(gradient)
+        user.graph.erase_node(user)
 
 
 def _is_gradient(user: fx.Node, node: fx.Node, indices: fx.Node) -> bool:
