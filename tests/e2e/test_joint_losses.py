@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import tsfuser
 from kit.derivatives import built
-from kit.joint_calls import is_packed
+from kit.joint_calls import is_packed, leaves
 from kit.support import script
 from tsfuser.joint.passes import divide
 
@@ -94,3 +94,17 @@ def test_what_a_product_reads_of_a_softmax_is_saved():
 
     q, k, v = (torch.randn(s) for s in ((6, 8), (8, 10), (10, 4)))
     assert saved(attended, q, k, v) == [(4, (6, 10))]
+
+
+@pytest.mark.parametrize("where", ["", ", device=x.device", ", device=x.exp().device"])
+def test_classes_that_the_program_makes(where):
+    """The device of a tensor of numbers is known, too."""
+    made = f"y = torch.zeros([3], dtype=torch.int64{where})"
+    scripted = script(f"def f(x):\n    {made}\n    return torch.nn.functional.cross_entropy(x * 2, y)\n")
+    (x,) = leaves((3, 5))
+    with tsfuser.fuser():
+        for _ in range(4):
+            (found,) = torch.autograd.grad(scripted(x), x)
+    (wanted,) = torch.autograd.grad(F.cross_entropy(x * 2, torch.zeros(3, dtype=torch.int64)), x)
+    torch.testing.assert_close(found, wanted)
+    assert is_packed(scripted, x)

@@ -36,12 +36,6 @@ CALLS = {
     "aten::digamma": [(TURNED,), (HALF,), (X > 0,)],
     "aten::group_norm": [(IMAGE, 2, W, W, 1e-5, False), (WIDE, 2, None, None, 1e-5, False)],
     "aten::instance_norm": [(i, W, W, None, None, True, 0.1, 1e-5, False) for i in (IMAGE, WIDE)],
-    "aten::mean": [
-        (X, None),
-        (X, [1], True, None),
-        (TURNED, [-1], False, torch.float64),
-        (HALF, [0], False, None),
-    ],
     "aten::cumsum": [(TURNED, 0, None), (X > 0, 1, None), (HALF, 1, torch.float32)],
     "aten::cumprod": [(TURNED, 0, None), (X.to(torch.int32), 1, None)],
     "aten::roll": [(TURNED, [1], [0])],

@@ -33,9 +33,11 @@ from ..graph.wrapper import (
     Graph,
     Node,
     Value,
+    constant_of,
     facts,
     graph_inputs,
     inputs,
+    is_constant,
     is_plain_list,
     is_tensor,
     nodes_in,
@@ -111,7 +113,7 @@ class _Call:
         if any(g is _UNKNOWN for g in given):
             return [_UNKNOWN] * len(made)
         try:
-            found = _elementwise(node, given)
+            found = _by_row(node, given)
             found = _ran(node, given) if found is None else found
         except Exception:  # whatever torch says of ops that cannot run without memory
             return [_UNKNOWN] * len(made)
@@ -138,31 +140,72 @@ def _ran(node: Node, given: list[Any]) -> Any:
         return OPERATIONS[kind](None, *given)
     if found is None or kind.startswith("prim::"):
         raise Refusal(f"{kind} is not run")
-    space, _, name = kind.partition("::")
-    op = getattr(getattr(torch.ops, space), name)
-    return op(**dict(zip(found.arguments, given)))
+    return _called(node, given)
 
 
-def _elementwise(node: Node, given: list[Any]) -> torch.Tensor | None:
-    """The result of an elementwise op of known dtype; None for others. Torch runs many of them in Python on
-    tensors without memory, and imports torch._dynamo for that, which takes 1.6 s."""
+def _by_row(node: Node, given: list[Any]) -> torch.Tensor | None:
+    """The result of an elementwise op, or of a reduction; None for others. Torch runs many of them in Python
+    on tensors without memory, and imports torch._dynamo for that, which takes up to 1.6 s."""
     found, tensors = row_of(node), [g for g in given if isinstance(g, torch.Tensor)]
-    if found is None or not tensors or found[0].sizes != "broadcast":
+    if found is None or not tensors or len(outputs(node)) != 1:
+        return None
+    row, its_schema = found
+    rule = row.sizes if isinstance(row.sizes, str) else row.sizes[0]
+    if rule not in ("broadcast", "reduced"):
         return None
     infer(node, Knowledge())
-    dtype = facts(outputs(node)[0].type()).dtype
-    if dtype is None:
-        return None
-    return broadcast(tensors, getattr(torch, dtype))
+    known = facts(outputs(node)[0].type()).dtype
+    dtype = _called(node, list(map(_small, given))).dtype if known is None else getattr(torch, known)
+    if rule == "broadcast":
+        return broadcast(tensors, dtype)
+    arguments = dict(zip(its_schema.arguments, given))
+    dim = arguments.get("dim")
+    dims = [dim] if isinstance(dim, int) else dim or []
+    return torch.empty_like(
+        torch.ops.aten.sum(tensors[0], dims, arguments.get("keepdim", False)), dtype=dtype
+    )
+
+
+def _small(given: Any) -> Any:
+    """The same, of a tensor one element."""
+    is_meta = isinstance(given, torch.Tensor) and given.is_meta
+    return torch.ones([1] * given.dim(), dtype=given.dtype) if is_meta else given
+
+
+def _called(node: Node, given: list[Any]) -> Any:
+    """What torch's op gives. What makes a tensor of numbers alone makes one without memory."""
+    space, _, name = node.kind().partition("::")
+    arguments = dict(zip(schema(node).arguments, given))
+    if _makes_tensor(node):
+        arguments["device"] = "meta"
+    return getattr(getattr(torch.ops, space), name)(**arguments)
+
+
+def _makes_tensor(node: Node) -> bool:
+    """Whether the node makes a tensor of numbers, on a device that it names."""
+    found = schema(node)
+    return found is not None and "device" in found.arguments and not any(map(is_tensor, inputs(node)))
 
 
 def _device(node: Node) -> str | None:
     """That of the results; items of a list have that of the operands of the list's node."""
     if node.kind() == _UNPACK and node.inputsAt(0).node().kind() != LIST:
         node = node.inputsAt(0).node()
+    if node.kind() == CONSTANT:
+        return str(node.output().toIValue().device)
+    if _makes_tensor(node):
+        return _named_device(inputs(node)[schema(node).arguments.index("device")])
     lists = [v.node() for v in inputs(node) if v.node().kind() == LIST and not is_plain_list(v)]
     found = {common_device(each, Knowledge()) for each in lists or [node]}
     return found.pop() if len(found) == 1 else None
+
+
+def _named_device(value: Value) -> str | None:
+    """None where the value does not say which of several."""
+    if not is_constant(value):
+        return None
+    device = torch.device(constant_of(value) or torch._C._get_default_device())
+    return str(device) if device.type == "cpu" or device.index is not None else None
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -100,8 +100,12 @@ def type_as(self, other):
 
 @expansion("tsfuser::as_written")
 def as_written(self, target):
-    """Of two tensors of one dtype it is the first one."""
-    return self if self.facts.dtype is not None and self.facts.dtype == target.facts.dtype else None
+    """Of two tensors of one dtype it is the first one, else a cast: all fractions can be cast."""
+    own, its = self.facts.dtype, target.facts.dtype
+    if own is not None and own == its:
+        return self
+    are_cast = {own, its} <= DTYPE_NUMBERS.keys()
+    return self.writer("aten::to", self, DTYPE_NUMBERS[its], False, False) if are_cast else None
 
 
 # ---- autocast

@@ -2,7 +2,7 @@
 
 In: an op's arguments, in the order of its schema, with tensors on `meta`. Out: its results. Example:
 
-    RESULTS["aten::mean"](x, [1], True, None)      x of [4, 8]: [4, 1]
+    RESULTS["aten::mv"](matrix, vector)      of [4, 8] and [8]: [4]
 
 Torch runs such an op by a decomposition, and imports torch._dynamo for that, which takes up to 1.6 s.
 """
@@ -30,11 +30,6 @@ def broadcast(operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 def _alike(op: Any, count: int) -> Callable[..., Any]:
     """Results like those of an op that gets the first `count` arguments."""
     return lambda *given: op(*given[:count])
-
-
-def _mean(input: Tensor, *given: Any) -> Tensor:
-    *dims, dtype = given  # [dim, keepdim], or nothing
-    return torch.ops.aten.sum(input, *dims, dtype=input.dtype if dtype is None else dtype)
 
 
 def _scan(input: Tensor, dim: int, dtype: Any) -> Tensor:
@@ -158,7 +153,6 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "tsfuser::bias_or_zero": lambda bias, like, _: like.new_empty([1]) if bias is None else bias,
     "aten::adaptive_avg_pool2d": _pooled,
     "aten::digamma": _function,
-    "aten::mean": _mean,
     "aten::cumsum": _scan,
     "aten::cumprod": _scan,
     "aten::roll": _in_order,

@@ -114,22 +114,26 @@ def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -
     note_types(graph, numbers)
     if nodes_without_types(graph):
         infer_missing_types(graph)
-    _fold_known(graph)
+    if _fold_known(graph):
+        note_types(graph, numbers)  # of tensors that are made on such a device
     seeds = not options.disabled("recompute") and not options.enabled("eager_random")
     return pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"), seeds=seeds)
 
 
-def _fold_known(graph: Graph) -> None:
+def _fold_known(graph: Graph) -> bool:
     """Writes dtypes and devices that follow from those of the inputs, which are facts of a packed graph: a
-    group need not wait for the tensor that is asked."""
+    group need not wait for the tensor that is asked. Whether there were any."""
+    found = False
     for node in nodes_of(graph, (_DTYPE, _DEVICE)):
         dtype, device, _ = facts(node.inputsAt(0).type())
         known = dtype if node.kind() == _DTYPE else device
         if known is not None:
             value = DTYPES[known].code if node.kind() == _DTYPE else torch.device(known)
             node.output().replaceAllUsesWith(constant_before(graph, node, value))
+            found = True
     remove_dead_code(graph)
     infer_missing_types(graph)  # of the gradients that were asked for
+    return found
 
 
 def _check_dtypes(graph: Graph) -> None:
