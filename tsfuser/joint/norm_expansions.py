@@ -34,12 +34,12 @@ def rms_norm(input, normalized_shape, weight, eps):
     dtype, device, _ = input.facts
     if dtype is None:
         return None
-    input = _checked(input, wanted)
+    given, input = input, _checked(input, wanted)
     if eps is None:
         eps = torch.finfo(getattr(torch, _WIDE.get(dtype, dtype))).eps
     is_one = weight is None or weight.facts.dtype == dtype
     wide = input if is_one and device != "cpu" else cast(input, _WIDE.get(dtype, dtype))
-    wide = input.writer("tsfuser::in_format_of", wide, input)
+    wide = input.writer("tsfuser::in_format_of", wide, given)  # a view may have other strides
     scaled = wide * ((wide**2).mean(dims, True) + eps).rsqrt()
     return cast(scaled if weight is None else scaled * weight, dtype)
 
