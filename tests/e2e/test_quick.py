@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kit import cached_cxx, harness, quick
-from tsfuser.errors import Refusal
+from tsfuser.errors import CompileError, Refusal
+from tsfuser.planning import compilers
 from tsfuser.target import cxx
 from tsfuser.target.disk_cache import DiskCache
 
@@ -87,6 +88,29 @@ KERNEL(turned, Args, 64) {
         assert out.tolist() == list(range(63, -1, -1))
     assert says == [True, False]
     quick.fiber_library.cache_clear()
+
+
+FILL = """#include "tsfuser.h"
+struct Args {{ float* out; }};
+KERNEL({0}, Args, 1) {{ args.out[0] = {1}; }}"""
+
+
+def test_kernels_that_are_asked_for_together_are_compiled_together(monkeypatch, tmp_path):
+    monkeypatch.setattr(quick.QuickHost, "level", quick.QUICK)
+    run, runs = cxx.run, []
+    monkeypatch.setattr(cxx, "run", lambda *words: (runs.append(words[3]), run(*words)))
+    target = quick.QuickHost(DiskCache(tmp_path / "cache"))
+    kernels = [(FILL.format(name, value), name) for name, value in (("one", 1.0), ("two", 2.0))]
+    for (_, name), stored, value in zip(kernels, compilers.binaries(target, kernels, "cpu"), (1.0, 2.0)):
+        kernel = harness.Kernel.__new__(harness.Kernel)
+        kernel.target, kernel.function = "host", target.load(stored, name)
+        out = torch.zeros(1)
+        kernel(out, grid=1)
+        assert out.item() == value
+    assert runs == ["joined"] and all(target.find(*kernel) for kernel in kernels)
+    wrong = [(FILL.format(name, value), name) for name, value in (("three", "3.0"), ("four", "none"))]
+    with pytest.raises(CompileError, match="failed on kernel four"):
+        compilers.binaries(target, wrong, "cpu")
 
 
 def test_the_compiler_of_programs_does_not_optimise(gcc, tmp_path):

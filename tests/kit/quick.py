@@ -22,11 +22,12 @@ import tempfile
 from pathlib import Path
 
 import tsfuser
+from kit import joined
 from tsfuser.errors import CompileError, Refusal
 from tsfuser.planning import compile as pipeline
 from tsfuser.planning import targets
 from tsfuser.target import cxx
-from tsfuser.target.function import RUNTIME, headers_digest
+from tsfuser.target.function import RUNTIME, headers_digest, source_digest
 from tsfuser.target.host import _GCC, HostTarget
 
 #: Digits after -O: of most tests, and of users.
@@ -50,6 +51,16 @@ class QuickHost(HostTarget):
         return (*words, *called)
 
     @property
+    def joins(self):
+        """Whether kernels may be compiled together (joined.py)."""
+        return QuickHost.level == QUICK
+
+    def keep(self, source, content):
+        """What the disk cache holds then as the library of a kernel."""
+        key = (source_digest(source), *self._identity(cxx.identity(cxx.find_compiler())))
+        return self.cache.get(key, ".so", lambda output: output.write_bytes(content))
+
+    @property
     def libraries(self):
         return () if QuickHost.level == QUICK and sys.platform == "linux" else super().libraries
 
@@ -60,6 +71,7 @@ class QuickHost(HostTarget):
 def _install():
     """From now on, tsfuser compiles its kernels for the CPU so in this process."""
     targets.HostTarget = QuickHost
+    joined.install()
     pipeline._target.cache_clear()
     with contextlib.suppress(OSError):
         ctypes.CDLL("libmvec.so.1", ctypes.RTLD_GLOBAL)  # the part of the C library that torch does not load
