@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit.autodiff_only import by_joint_graphs
 from kit.support import fuse, groups, script
 
 pytestmark = pytest.mark.graphs
@@ -101,6 +102,8 @@ def history(function):
 
 @pytest.mark.parametrize("op", ["exp_()", "add_(w)", "log_()"])
 def test_one_graph_is_differentiated_though_the_first_calls_had_no_gradients(device, op):
+    if op == "log_()" and by_joint_graphs():
+        pytest.skip("a region ends there, as no dtype is known")
     source = f"def f(x, w):\n    y = x * 2\n    y.{op}\n    return torch.tanh(y) * torch.sigmoid(y)\n"
     x, w = torch.rand(4, 5, device=device), torch.rand(4, 5, device=device)
     scripted = fuse(script(source), x, w)

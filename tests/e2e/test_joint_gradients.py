@@ -414,22 +414,3 @@ def test_a_permutation_that_is_none_is_the_ops_own_error():
             else:
                 with pytest.raises(RuntimeError, match="permute"):
                     scripted(x, n)
-
-
-def test_a_sum_that_is_cast_to_the_dtype_of_what_it_is_written_to():
-    def written(x: Tensor, w: Tensor):
-        y = x * 2
-        y.add_(w)
-        y.mul_(w)
-        return torch.sin(y)
-
-    x, w = torch.rand(4, 6).bfloat16().requires_grad_(), torch.rand(4, 6, requires_grad=True)
-    scripted = fresh(written)
-    with tsfuser.fuser():
-        for _ in range(CALLS):
-            result = scripted(x, w)
-            found = torch.autograd.grad(result.sum(), (x, w))
-    expected = written(x, w)
-    wanted = torch.autograd.grad(expected.sum(), (x, w))
-    torch.testing.assert_close((result, *found), (expected, *wanted), rtol=0.03, atol=0.03)
-    assert is_packed(scripted, x, w)

@@ -16,7 +16,7 @@ import torch
 from ... import _C, log, options
 from ...errors import Refusal
 from ...graph.effects import Effects, remove_dead_code, secretly_written
-from ...graph.functionalize import functionalize
+from ...graph.functionalize import functionalize, is_identity
 from ...graph.passes import no_collection
 from ...graph.types import infer_missing_types
 from ...graph.wrapper import (
@@ -116,6 +116,7 @@ def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -
         infer_missing_types(graph)
     if _fold_known(graph):
         note_types(graph, numbers)  # of tensors that are made on such a device
+    _write_promotions(graph)
     seeds = not options.disabled("recompute") and not options.enabled("eager_random")
     return pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"), seeds=seeds)
 
@@ -134,6 +135,19 @@ def _fold_known(graph: Graph) -> bool:
     remove_dead_code(graph)
     infer_missing_types(graph)  # of the gradients that were asked for
     return found
+
+
+def _write_promotions(graph: Graph) -> None:
+    """Writes the cast that is hidden in `x + 0` of bools: torch's peephole pass takes that for `x`, where it
+    sees nobody write to the result, and what is behind the region may."""
+    for node in filter(is_identity, nodes_in(graph)):
+        own, its = (facts(v.type()).dtype for v in (node.inputsAt(0), node.output()))
+        if own != its and own in DTYPES and its in DTYPES:
+            more = [constant_before(graph, node, v) for v in (DTYPES[its].code, False, False, None)]
+            cast = insert(graph, node, "aten::to", [node.inputsAt(0), *more]).output()
+            cast.setType(node.output().type())
+            node.output().replaceAllUsesWith(cast)
+            node.destroy()
 
 
 def _check_dtypes(graph: Graph) -> None:
