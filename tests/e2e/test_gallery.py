@@ -15,7 +15,11 @@ SCRIPTS = sorted(path.stem for path in GALLERY.glob("*.py"))
 QUICK = {"CXXFLAGS": "-O0", "CMAKE_BUILD_TYPE": "None"}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+#: The server is built and run by frontends/test_libtorch.py, by the same script.
+ONCE = [pytest.param(name, marks=pytest.mark.long if name == "cpp_server" else ()) for name in SCRIPTS]
+
+
+@pytest.mark.parametrize("name", ONCE)
 def test_the_script_runs_fused(name):
     if name == "cpp_server":
         try:

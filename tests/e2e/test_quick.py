@@ -10,6 +10,8 @@ from tsfuser.errors import CompileError, Refusal
 from tsfuser.planning import compilers
 from tsfuser.target import cxx
 from tsfuser.target.disk_cache import DiskCache
+from tsfuser.target.function import RUNTIME
+from tsfuser.target.host import _GCC, HostTarget
 
 
 @pytest.fixture
@@ -122,6 +124,28 @@ def test_the_compiler_of_programs_does_not_optimise(gcc, tmp_path):
         for command in (gcc, [quick.compiler()])
     ]
     assert [b"__OPTIMIZE__" in each.stdout for each in macros] == [True, False]
+
+
+@pytest.mark.parametrize("fibers", [False, True])
+def test_the_compiler_of_programs_reads_precompiled_headers(gcc, tmp_path, fibers):
+    """Of kernels; of another folder's headers it knows nothing."""
+    (tmp_path / "tsfuser.h").write_text("struct Other {};\n")
+    user, target = tmp_path / "user.cpp", HostTarget(None, 0 if fibers else 3, fibers)
+    user.write_text('#include "tsfuser.h"\n')
+    (tmp_path / "source").mkdir()
+    user.rename(tmp_path / "source" / user.name)
+    for folder, taken in ((RUNTIME, True), (tmp_path, False)):
+        words = [
+            *_GCC,
+            *target.flags(),
+            "-H",
+            "-fsyntax-only",
+            "-iquote",
+            folder,
+            tmp_path / "source" / user.name,
+        ]
+        done = subprocess.run([quick.compiler(), *words], capture_output=True, text=True, check=True)
+        assert (f"! {quick.precompiled_for_programs(gcc)}/" in done.stderr) == taken, done.stderr
 
 
 def test_an_object_of_the_same_text_and_options_is_made_once(gcc, monkeypatch, tmp_path):

@@ -137,14 +137,42 @@ def fiber_library(compiler, flags):
 
 @functools.cache
 def compiler():
-    """The `CXX` of programs whose kernels are compiled at -O0: the last of several levels counts."""
-    return script(cxx.find_compiler(), f"-O{QUICK}")
+    """The `CXX` of programs whose kernels are compiled at -O0, the last of several levels counts, and with
+    precompiled headers."""
+    command = cxx.find_compiler()
+    return script(command, f"-O{QUICK}", precompiled_for_programs(command))
 
 
-def script(command, last=""):
-    """The path of a program that runs `command` with its arguments, and `last`. Its file stays as it is, so
-    that the next run finds the kernels in the cache."""
-    text = f'#!/bin/sh\nexec {shlex.join(command)} "$@" {last}\n'
+@functools.cache
+def precompiled_for_programs(command):
+    """A folder with the runtime headers precompiled for kernels of users' flags at -O0, of blocks and of
+    fibers, made once on this disk. None as of `precompiled`."""
+    targets = [HostTarget(None), HostTarget(None, fibers=True, opt_level=0)]
+    flags = [(*_GCC, *target.flags(), f"-O{QUICK}") for target in targets]
+    try:
+        if not cxx.is_gcc(command):
+            return None
+        key = repr((headers_digest(), cxx.identity(command), flags, "programs"))
+        folder = HEADERS.absolute() / hashlib.sha256(key.encode()).hexdigest()[:16]
+        for target, words in zip(targets, flags):
+            name = f"tsfuser.h.gch/{target.name}"  # g++ takes the one that fits
+            if not (folder / name).exists():
+                _precompile((*command, *words), folder, name)
+        return folder
+    except (CompileError, OSError, subprocess.SubprocessError):
+        return None
+
+
+def script(command, last="", headers=None):
+    """The path of a program that runs `command` with its arguments, and `last`, and finds the runtime headers
+    in `headers` first. Its file stays as it is, so that the next run finds the kernels in the cache."""
+    text = f'exec {shlex.join(command)} "$@" {last}\n'
+    if headers is not None:
+        words = (
+            f'*" -iquote "{shlex.quote(str(RUNTIME))}" "*) set -- -iquote {shlex.quote(str(headers))} "$@"'
+        )
+        text = f'case " $* " in {words} ;; esac\n{text}'
+    text = f"#!/bin/sh\n{text}"
     path = HEADERS.absolute() / hashlib.sha256(text.encode()).hexdigest()[:16] / "c++"
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,16 +183,17 @@ def script(command, last=""):
     return str(path)
 
 
-def _precompile(command, folder):
+def _precompile(command, folder, name="tsfuser.h.gch"):
     """Raises `CalledProcessError` where g++ does not make the header, or does not find it then."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / "tsfuser.h.gch"
+        made = Path(scratch) / name
+        made.parent.mkdir(exist_ok=True)
         _run([*command, "-c", "-x", "c++-header", str(RUNTIME / "tsfuser.h"), "-o", str(made)])
         user = Path(scratch) / "user.cpp"
         user.write_text('#include "tsfuser.h"\n')  # found in `scratch` alone
         _run([*command, "-fsyntax-only", "-iquote", scratch, str(user)])
-        os.replace(made, folder / made.name)
+        os.replace(made, folder / name)
 
 
 def _run(command):
