@@ -152,8 +152,17 @@ def test_reshapes_of_other_sizes_than_were_profiled(device):
 
 def test_what_becomes_what_it_was_is_read_once(device):
     """A loss head views logits as sentences and as rows again: one kernel copies them and adds them up."""
+    _is_one_kernel("x.reshape(2, -1, x.size(1)).reshape(-1, x.size(1)).sum(1), x * 1.0", device)
+
+
+def test_what_is_read_as_it_is_and_split_is_read_once(device):
+    _is_one_kernel("x.reshape(2, -1, x.size(1)).double().sum(2).view(-1).float(), x * 1.0", device)
+    _is_one_kernel("x.view(2, 3, -1).mul(2.0).sum(2).view(-1) / 2.0, x * 1.0", device)
+
+
+def _is_one_kernel(text, device):
+    """The sums of rows and a copy of them."""
     x = torch.randn(6, 16, device=device)[:, :13]
-    text = "x.reshape(2, -1, x.size(1)).reshape(-1, x.size(1)).sum(1), x * 1.0"
     run = fuse(script(f"def f(x):\n    return {text}\n"), x)
     before = tsfuser.stats()["launches"]
     with tsfuser.fuser():

@@ -39,6 +39,8 @@ class Draft:
         self.sources: dict[str, TensorInput] = {}  # name of an input, or of a view of one -> that input
         # values that were computed a second time, and the finer axes that the copies have for some of theirs
         self.splits: list[tuple[Value, dict[Axis, tuple[Axis, ...]]]] = []
+        # what an input is read as, once and once more, and the finer axes of the latter
+        self.split_reads: list[tuple[Value, Value, dict[Axis, tuple[Axis, ...]]]] = []
         # names of values that must not leave the group: eager's may be views of others
         self.views: set[str] = set()
         self.drawn: sz.Size | None = None  # Philox blocks that eager's random ops have taken so far

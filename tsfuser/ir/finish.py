@@ -42,9 +42,9 @@ from .values import Window
 def finish(draft: Draft) -> Fusion:
     """The Fusion, with every axis replaced by those it was joined to or cut into, and dead ops dropped."""
     stored = [o.value for o in draft.outputs] + [v for u in draft.updates for v in (u.value, *u.at)]
-    _join_splits(draft, {v.name for v in stored})
     ops = draft.needed(stored)
     live = {v.name for v in stored}.union(v.name for op in ops for v in op.operands)
+    _join_splits(draft, {v.name for v in stored}, live)
     new = _Canonical(draft.axes, {seed.uniform.name: k for k, seed in enumerate(draft.seeds)})
     inputs = _inputs([i for i in draft.reads if i.value.name in live], new)
     numbers = tuple(n for n in draft.numbers.values() if n.value.name in live)
@@ -71,13 +71,17 @@ def finish(draft: Draft) -> Fusion:
     return fusion
 
 
-def _join_splits(draft: Draft, stored: set[str]) -> None:
-    """Some stored values were computed a second time, over finer axes, for a view of them. They get these
-    axes, so that both are one: `y = x + 1`, x[N * K], beside `y.view(N, K) * 2`."""
-    for value, into in draft.splits:
-        for axis, finer in into.items() if value.name in stored else ():
+def _join_splits(draft: Draft, stored: set[str], live: set[str]) -> None:
+    """Some stored values were computed a second time, over finer axes, for a view of them, and some inputs
+    were read a second time. They get these axes, so that both are one: `y = x + 1`, x[N * K], beside
+    `y.view(N, K) * 2`, or beside `x.view(N, K) * 2`."""
+    split = [(value, into) for value, into in draft.splits if value.name in stored]
+    split += [(one, into) for one, other, into in draft.split_reads if {one.name, other.name} <= live]
+    for value, into in split:
+        for axis, finer in into.items():
             whole = draft.axes.whole(finer, axis.extent)
-            if not draft.axes.clash(axis, whole):
+            known = draft.axis(axis) in map(draft.axis, value.axes)
+            if known and not draft.axes.clash(axis, whole):
                 draft.axes.join(axis, whole)
 
 

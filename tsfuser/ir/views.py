@@ -39,16 +39,24 @@ def view(
 
 
 def read_as(
-    draft: Draft, name: str, value: Value, dims: Sequence[Axis | None], strides: Sequence[sz.Size]
+    draft: Draft,
+    name: str,
+    value: Value,
+    dims: Sequence[Axis | None],
+    strides: Sequence[sz.Size],
+    into: dict[Axis, tuple[Axis, ...]] | None = None,
 ) -> Value:
     """A view of the value that `is_read`, over other axes, by which the input is read once more; over those
-    of an earlier read of the same walk, as of a view that becomes what it was."""
+    of an earlier read of the same walk, as of a view that becomes what it was. `into`: the axes of `value`,
+    each with the finer ones among `dims` that it is split into."""
     source = draft.sources[value.name]
     earlier = _read_likewise(draft, source, draft.extents(dims), strides)
     if earlier is not None:
         return view(draft, name, earlier, earlier.dims, strides)
     output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
     draft.rereads.append(replace(source, value=output, strides=tuple(strides)))
+    if into is not None and not source.windows:
+        draft.split_reads.append((source.value, output, into))
     draft.sources[output.name] = source
     draft.views.add(output.name)
     return output

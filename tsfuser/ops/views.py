@@ -311,7 +311,7 @@ def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: list[in
         if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
             return view(b, name, self, dims, steps)
         if b.is_read(self):
-            return read_as(b, name, self, dims, steps)
+            return read_as(b, name, self, dims, steps, None if merged else into)
         copy = rematerialized(b, self, into)
         if copy is not None:
             return view(b, name, copy, dims, steps)
