@@ -172,6 +172,7 @@ PARTS = {  # the chunks of y, and the results that are made of them; `n` is 2
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", [(2, 2, 3), (4, 6, 6), (3, 5, 7), (6, 8, 5)])
 @pytest.mark.parametrize("parts", PARTS)
 def test_only_some_chunks_get_a_gradient(device, parts, shape):

@@ -11,6 +11,8 @@ import tsfuser
 from kit.autodiff_only import by_joint_graphs
 from kit.support import all_graphs
 
+pytestmark = pytest.mark.graphs
+
 SIZES = (2, 3, 4, 5)
 
 

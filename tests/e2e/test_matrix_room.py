@@ -134,6 +134,7 @@ def test_columns_that_a_weight_lacks_are_a_product_of_their_own(device):
     assert_matches(got, a @ b.t(), a.double() @ b.double().t(), ops=1, strides=False)
 
 
+@pytest.mark.each_value(("turned", "what"))
 @pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("turned", TURNS, ids=str)
 def test_what_is_not_finite_stays_where_it_is(device, turned, what):

@@ -95,6 +95,7 @@ def widened(t):
     return t.detach().double().requires_grad_(t.requires_grad)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", PARTED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_results_and_gradients_are_eagers(device, case, dtype):

@@ -84,6 +84,7 @@ ROWS = [sums, products, logarithms, extremes]
 COLUMNS = [columns, products_of_columns, logarithms_of_columns, extremes_of_columns]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("function", ROWS + COLUMNS, ids=lambda f: f.__name__)
 def test_values_are_eagers(function, sizes, device):

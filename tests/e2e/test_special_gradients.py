@@ -84,6 +84,7 @@ def test_corrected_formulas(device, call, dtype):
     check(device, call, dtype, SPECIAL + large)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("call", calls_of(OTHERS))
 def test_other_formulas(device, call, dtype):

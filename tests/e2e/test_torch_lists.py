@@ -8,7 +8,7 @@ import torch
 
 from kit import torch_lists as lists
 
-pytestmark = pytest.mark.usefixtures("forgotten")
+pytestmark = [pytest.mark.usefixtures("forgotten"), pytest.mark.graphs]
 MODULES = {info.name: info for info in lists.module_db()}
 OPTIMIZERS = {info.optim_cls.__name__: info for info in lists.optim_db()}
 HOPS = {f"{info.name}.{info.variant_test_name}": info for info in lists.hop_db()}

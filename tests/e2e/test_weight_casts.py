@@ -12,7 +12,7 @@ from kit.support import counted
 from tsfuser import _C
 from tsfuser.debug.plans import plans_of
 
-pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error", "switched_on")
+pytestmark = [pytest.mark.usefixtures("forgotten", "fused_or_error", "switched_on"), pytest.mark.graphs]
 
 TOGETHER = "tsfuser::cast_together"
 

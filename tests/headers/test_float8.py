@@ -43,6 +43,7 @@ def assert_as_torch(x, to, mode):
     assert not len(wrong), f"{len(wrong)} differ: {shown}"
 
 
+@pytest.mark.each_value(("name", "to"))
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("to", OTHERS)
 @pytest.mark.parametrize("name", FLOAT8)
@@ -50,6 +51,7 @@ def test_all_patterns_to(name, to, mode):
     assert_as_torch(torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)), to, mode)
 
 
+@pytest.mark.each_value(("name", "to"))
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("to", FLOAT8)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int16", "uint16"])
@@ -93,6 +95,7 @@ def test_float64_is_rounded_to_float_first(to, mode):
     assert_as_torch(torch.from_numpy(x), to, mode)
 
 
+@pytest.mark.each_value(("name", "to"))
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("to", FLOAT8)
 @pytest.mark.parametrize("name", ["bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "complex64"])

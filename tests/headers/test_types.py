@@ -58,6 +58,7 @@ def samples(name, device):
     return values.to(dtype).to(device)
 
 
+@pytest.mark.each_value(("name", "to"))
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.parametrize("name", DTYPES)

@@ -34,6 +34,7 @@ def data(name, count, mode):
     return (x % 3 == 0) if name == "bool" else (x % 2000 - 1000).to(dtype)
 
 
+@pytest.mark.each_value(("name", "n"))
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("name", NAMES)
@@ -47,6 +48,7 @@ def test_full_vectors(name, n, mode):
     assert torch.equal(x, y)
 
 
+@pytest.mark.each_value(("name", "n"), ("n", "missing"))
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("missing", [0, 1, "n-1", "n", "all"])
 @pytest.mark.parametrize("n", WIDTHS)
@@ -64,6 +66,7 @@ def test_partial_vectors(name, n, missing, mode):
     assert torch.equal(y, expected)
 
 
+@pytest.mark.each_value(("name", "n"))
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("name", NAMES)

@@ -12,16 +12,15 @@ def of_long_runs(items):
     """The set of items that run with --long only. They are left out: to skip one takes as long as a test,
     as processes send reports of it."""
     left, combinations = set(), {}
-    on_cpu = {(item.path, item.originalname) for item in items if target_of(item) == "cpu"}
+    on_cpu = {_test_of(item) for item in items if target_of(item) == "cpu"}
     for item in items:
         if "long" in item.keywords:
             left.add(item)
         elif hasattr(item, "callspec"):
-            key = item.path, item.originalname, target_of(item)
-            combinations.setdefault(key, []).append(item)
-    for (*test, target), cases in combinations.items():
+            combinations.setdefault((_test_of(item), target_of(item)), []).append(item)
+    for (test, target), cases in combinations.items():
         mark = cases[0].get_closest_marker("each_value")
-        if mark or (target == "cpu-fibers" and tuple(test) in on_cpu):
+        if mark or (target == "cpu-fibers" and test in on_cpu):
             left.update(set(cases).difference(with_each_value(cases, mark.args if mark else ())))
         else:
             left.update(set(cases).difference(with_two_of_the_others(cases)))
@@ -31,6 +30,11 @@ def of_long_runs(items):
 def target_of(item):
     """The target of a case; None where it has none."""
     return item.callspec.params.get("target") if hasattr(item, "callspec") else None
+
+
+def _test_of(item):
+    """Two classes of a file may have tests of one name."""
+    return item.path, getattr(item, "cls", None), item.originalname
 
 
 def with_each_value(items, pairs):

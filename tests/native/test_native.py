@@ -335,6 +335,7 @@ def slots_of(native, kernels, graph, inputs, leaves, *slots, random=0):
     return group_function(graph, len(inputs))(*inputs)
 
 
+@pytest.mark.each_value(("kind", "value"), ("dtype", "value"))
 @pytest.mark.parametrize(
     "kind, dtype",
     [

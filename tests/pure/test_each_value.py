@@ -72,6 +72,13 @@ def test_what_is_parametrized_as_a_list_runs_in_each_combination_of_the_list():
     assert [(i.callspec.params["n"], i.callspec.params["k"]) for i in selected(items)] == listed
 
 
+def test_two_classes_may_have_tests_of_one_name():
+    items = [Item(None, dtype=d, flag=f) for _ in range(2) for d in DTYPES for f in FLAGS]
+    for k, item in enumerate(items):
+        item.cls = (None, Item)[k // 6]
+    assert len(selected(items)) == 12
+
+
 def selected(items):
     left = cases.of_long_runs(items)
     return [item for item in items if item not in left]

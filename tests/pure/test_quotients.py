@@ -18,6 +18,7 @@ def symbols(divisor, dtype="float32", device="cuda:0"):
     return [op.symbol for op in fusion.ops], fusion
 
 
+@pytest.mark.each_value(("divisor", "dtype"))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "bool", "float64"])
 @pytest.mark.parametrize("divisor", [3.0, 3, -1.4142135623730951, 2.0, 0.0, True, float("nan")])
 def test_by_a_number_it_is_the_product_with_a_reciprocal_as_in_eager(dtype, divisor):
