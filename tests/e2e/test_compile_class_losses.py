@@ -56,6 +56,20 @@ def test_gradients(device, dtype, shape, weighs, reduction):
     assert_trains(loss_of, x, target, weight, reduction=reduction)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("shape", [(9, 33), (3, 5, 4, 2), (1, 7), (4, 1)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_losses_in_16_bits(device, dtype, shape, reduction):
+    """Of a product, whose result is saved instead of the logarithm of its softmax."""
+    x, target, _ = operands(shape, dtype, device)
+
+    def loss(x, target):
+        logits = x.transpose(1, -1) @ torch.eye(shape[1], dtype=x.dtype, device=x.device)
+        return F.cross_entropy(logits.transpose(1, -1), target, ignore_index=IGNORED, reduction=reduction)
+
+    assert_trains(loss, x, target)
+
+
 @pytest.mark.parametrize("shape", [(1, 33), (9, 1), (1, 1), (2, 3, 1)])
 def test_sizes_of_one(device, shape):
     x, target, weight = operands(shape, torch.float32, device, weighs=True)
