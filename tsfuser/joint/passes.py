@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -93,11 +94,11 @@ def _note_eager(work: Work) -> None:
 
 
 def _read_results(work: Work) -> None:
-    roles = Roles(work.joint)
+    roles = cache(Roles)  # most graphs ask nothing
 
     def is_saved(value: Value, derivative: Node) -> bool:
         kept = work.by_eager.get(value.unique())
-        return kept is not None and roles.served(derivative.inputsAt(0)) <= kept
+        return kept is not None and roles(work.joint).served(derivative.inputsAt(0)) <= kept
 
     if read_results(work.joint.graph, is_saved):
         note_types(work.joint.graph)
