@@ -46,13 +46,16 @@ keeps_guards = pytest.mark.skipif(
 )
 
 
+#: What torch makes of TORCH_CACHING_PRECOMPILE=1 when it is imported.
+SWITCHED_ON = "import torch._dynamo.config\ntorch._dynamo.config.caching_precompile = True\n"
+
+
 def in_processes(tmp_path, source, *others):
     """What each of several processes writes that keep TorchDynamo's results, with `others` in its
     environment, and their warnings."""
     found = []
     for other in others:
         environment = dict(
-            TORCH_CACHING_PRECOMPILE="1",
             TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"),
             TSFUSER_CACHE_DIR=str(tmp_path / "cache"),
             TSFUSER_STORED_GRAPHS="1",
@@ -66,13 +69,15 @@ def in_processes(tmp_path, source, *others):
 
 @keeps_guards
 def test_a_second_process_traces_nothing(tmp_path):
-    (first, _), (second, _) = in_processes(tmp_path, ROWS, {}, {})
+    (first, _), (second, _) = in_processes(tmp_path, ROWS, *[{"TORCH_CACHING_PRECOMPILE": "1"}] * 2)
     assert first == "2 0 {}" and second == "0 2 {}"
 
 
 @keeps_guards
 def test_a_process_with_another_option_compiles_anew(tmp_path):
-    (first, _), (second, errors) = in_processes(tmp_path, ROWS, {}, {"PYTORCH_NVFUSER_DISABLE": "fma"})
+    (first, _), (second, errors) = in_processes(
+        tmp_path, SWITCHED_ON + ROWS, {}, {"PYTORCH_NVFUSER_DISABLE": "fma"}
+    )
     assert first == second == "2 0 {}"
     assert "other versions or options of tsfuser or torch" in errors
 
