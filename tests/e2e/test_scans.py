@@ -222,7 +222,8 @@ def test_a_scan_that_results_before_and_behind_a_reduction_read(length, device):
         largest = torch.cummax(torch.tanh(x), 1)[0]
         return y + 1, y / x.sum(1, keepdim=True), largest * 2 - x.amax(1, True), largest
 
-    compare(function, noise((40, length), device).abs(), launches=1, rtol=1e-4, atol=1e-4)
+    rows = 40 if length < 5000 else 7  # the threads of fibers take turns
+    compare(function, noise((rows, length), device).abs(), launches=1, rtol=1e-4, atol=1e-4)
 
 
 def test_scans_one_behind_the_other_and_side_by_side(device):
