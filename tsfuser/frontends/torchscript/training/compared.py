@@ -21,6 +21,8 @@ from .saved import SavedValues
 
 def values_compared(saved: SavedValues) -> set[str]:
     """The names, in the forward."""
+    if not any(found and found[0].jumps for found in map(row_of, _inner_first(saved.backward))):
+        return set()  # as of most graphs: the backward compares nothing
     steps: list[Step | None] = [None] * len(graph_inputs(saved.forward))
     forward = {v.debugName(): k for k, v in enumerate(graph_inputs(saved.forward))}
     makers: dict[int, Node] = {}
