@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.cpp_extension import include_paths
 
+from kit import cached_cxx, quick
 from kit.native_support import ROOT
 
 DRIVER = r"""
@@ -93,9 +94,11 @@ def test_a_thread_that_loses_its_context_takes_the_primary_one(tmp_path):
     )
     includes = [f"-I{path}" for path in (ROOT / "csrc_stubs", *include_paths())]
     libraries = [f"-L{torch_lib}", "-Wl,--allow-shlib-undefined", "-lc10", "-ltorch_cpu", "-ldl", "-pthread"]
+    kept = cached_cxx.of(quick.script(compiler))
     subprocess.run(
-        [*compiler, "-std=c++20", *includes, "main.cpp", "-o", "main", *libraries], cwd=tmp_path, check=True
+        [kept, "-std=c++20", *includes, "-c", "main.cpp", "-o", "main.o"], cwd=tmp_path, check=True
     )
+    subprocess.run([*compiler, "main.o", "-o", "main", *libraries], cwd=tmp_path, check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{torch_lib}"}
     said = subprocess.run(
         [tmp_path / "main"], env=environment, check=True, capture_output=True, text=True
