@@ -167,6 +167,7 @@ def test_notebooks_show_the_page_in_a_frame(device):
     assert html.unescape(framed) == found.to_html()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("compile", [torch.jit.script, lambda m: torch.compile(m, backend="tsfuser")])
 @pytest.mark.usefixtures("forgotten")

@@ -49,6 +49,7 @@ def of_atan2(program):
     return lambda x, y: program(torch.atan2(x, y))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_gradients_choose_the_elements_that_eager_chooses(program, dtype, device):
