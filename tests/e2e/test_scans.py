@@ -354,3 +354,22 @@ def test_elements_of_a_scan_are_looked_up_in_memory(device):
 
     x, index = torch.randn(4, 33, device=device), torch.zeros(4, 1, dtype=torch.long, device=device)
     torch.testing.assert_close(torch.compile(function, backend="tsfuser")(x, index), function(x, index))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x.view(12, 9).t().contiguous() * 2,
+        lambda x: x.view(12, 9).transpose(0, 1).relu().reshape(108),
+        lambda x: (x.view(12, 9).t().exp(), x + 0.5),
+    ],
+)
+def test_its_loops_stay_one_beside_a_view_that_is_walked_otherwise(device, other):
+    """Both are of one tensor, read twice."""
+
+    def function(x):
+        x = x * 1.5
+        return other(x), x.cumsum(0) * 2
+
+    compare(function, noise((108,), device), rtol=1e-5, atol=1e-5)
+    compare(lambda x: (other(x), x.cumsum(0) * 2), noise((108,), device), rtol=1e-5, atol=1e-5)

@@ -74,14 +74,17 @@ def finish(draft: Draft) -> Fusion:
 def _join_splits(draft: Draft, stored: set[str], live: set[str]) -> None:
     """Some stored values were computed a second time, over finer axes, for a view of them, and some inputs
     were read a second time. They get these axes, so that both are one: `y = x + 1`, x[N * K], beside
-    `y.view(N, K) * 2`, or beside `x.view(N, K) * 2`."""
+    `y.view(N, K) * 2`, or beside `x.view(N, K) * 2`. Not along a scan: it needs its loops one behind the
+    other, and a transpose of the view would walk them otherwise."""
+    scans = [op for op in draft.ops if isinstance(op, Scan) and op.output.name in live]
+    scanned = {part for op in scans for a in op.axes for part in draft.axes.parts(a)}
     split = [(value, into) for value, into in draft.splits if value.name in stored]
     split += [(one, into) for one, other, into in draft.split_reads if {one.name, other.name} <= live]
     for value, into in split:
         for axis, finer in into.items():
             whole = draft.axes.whole(finer, axis.extent)
             known = draft.axis(axis) in map(draft.axis, value.axes)
-            if known and not draft.axes.clash(axis, whole):
+            if known and scanned.isdisjoint(draft.axes.parts(axis)) and not draft.axes.clash(axis, whole):
                 draft.axes.join(axis, whole)
 
 
