@@ -76,7 +76,7 @@ _C.set_op_facts(
     retyped=functionalize.retyped_kinds(),
     sized=functionalize.sized_kinds(),
     broadcast=table.kinds_with_sizes("broadcast"),
-    alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],
+    alone=[row.name for row in table.all_rows() if row.gradient and "bfloat16" in row.slow_on_gpu],
     flat=table.flat_kinds(),
     hidden_views=sorted(effects.SECRET_VIEWS),
     writers=sorted({row.name for row in table.all_rows() if row.writes}),
