@@ -9,7 +9,8 @@ from torch import Tensor
 
 import tsfuser
 from kit.joint_calls import is_packed, leaves
-from kit.support import fresh
+from kit.opsweep import plain
+from kit.support import fresh, script
 from tsfuser import _C
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
@@ -220,3 +221,22 @@ def test_a_result_that_eager_computes_again_may_be_written_to():
 
     found = assert_alike(f, (step,), *SIZES)
     assert not isinstance(found[0], str)
+
+
+@pytest.mark.parametrize("op", ["logaddexp", "logaddexp2"])
+def test_a_result_of_bools_that_is_only_asked_for_its_dtype(op):
+    """Eager raises an error where it differentiates it, and does not here."""
+    text = f"""def f(x, c, n: int):
+    y = torch.sort(x)[0]
+    v = torch.{op}(y, c)
+    for k in range(n):
+        if x.dtype == v.dtype:
+            y = y * 0.5
+    return y.sin()
+"""
+    scripted, eager = script(text), plain(text)
+    x, c = torch.rand(4).requires_grad_(), torch.rand(4) > 0.5
+    with tsfuser.fuser():
+        for _ in range(4):
+            found = torch.autograd.grad(scripted(x, c, 2).sum(), x)
+            torch.testing.assert_close(found, torch.autograd.grad(eager(x, c, 2).sum(), x))

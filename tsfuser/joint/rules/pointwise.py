@@ -309,13 +309,21 @@ def hypot(grad, self, other, result):
     return grad * (self / result), grad * (other / result)
 
 
+def _in_fractions(term, like):
+    """Nothing is subtracted from bools, nor they from anything."""
+    dtype = DTYPE_NUMBERS.get(like.facts.dtype) if term.facts.dtype == "bool" else None
+    return term if dtype is None else term.writer("aten::to", term, dtype, False, False)
+
+
 @broadcasting("aten::logaddexp", of="self other")
 def logaddexp(grad, self, other):
+    self, other = _in_fractions(self, other), _in_fractions(other, self)
     return grad / ((other - self).exp() + 1), grad / ((self - other).exp() + 1)
 
 
 @broadcasting("aten::logaddexp2", of="self other")
 def logaddexp2(grad, self, other):
+    self, other = _in_fractions(self, other), _in_fractions(other, self)
     return grad / ((other - self).exp2() + 1), grad / ((self - other).exp2() + 1)
 
 
