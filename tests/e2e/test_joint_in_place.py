@@ -7,7 +7,7 @@ from torch import Tensor
 import tsfuser
 from kit.joint_calls import is_packed
 from kit.opsweep import plain
-from kit.support import fresh, script
+from kit.support import fresh, script, train
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
@@ -24,11 +24,8 @@ def test_a_sum_that_is_cast_to_the_dtype_of_what_it_is_written_to():
     x, w = torch.rand(4, 6).bfloat16().requires_grad_(), torch.rand(4, 6, requires_grad=True)
     scripted = fresh(written)
     with tsfuser.fuser():
-        for _ in range(CALLS):
-            result = scripted(x, w)
-            found = torch.autograd.grad(result.sum(), (x, w))
-    expected = written(x, w)
-    wanted = torch.autograd.grad(expected.sum(), (x, w))
+        result, found = train(scripted, [x, w])
+    expected, wanted = train(written, [x, w])
     torch.testing.assert_close((result, *found), (expected, *wanted), rtol=0.03, atol=0.03)
     assert is_packed(scripted, x, w)
 

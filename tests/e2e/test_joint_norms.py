@@ -6,7 +6,7 @@ from torch import Tensor
 
 import tsfuser
 from kit.joint_calls import is_packed
-from kit.support import fresh, groups, relevant_strides, script
+from kit.support import fresh, groups, relevant_strides, script, train
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
@@ -26,11 +26,8 @@ def test_the_result_has_the_dtype_of_the_operand(device, dtype, weight):
     w = torch.linspace(0.5, 2, 8, device=device).to(weight).requires_grad_()
     scripted = fresh(scaled)
     with tsfuser.fuser():
-        for _ in range(CALLS):
-            y = scripted(x, w)
-            found = torch.autograd.grad(y.sum(), (x, w))
-    expected = scaled(x, w)
-    wanted = torch.autograd.grad(expected.sum(), (x, w))
+        y, found = train(scripted, [x, w])
+    expected, wanted = train(scaled, [x, w])
     least = torch.bfloat16 if torch.bfloat16 in (dtype, weight) else torch.float32
     bounds = {"rtol": 4 * torch.finfo(least).eps, "atol": 16 * torch.finfo(least).eps}
     torch.testing.assert_close((y, *found), (expected, *wanted), **bounds)

@@ -24,7 +24,8 @@ from ..ir.fusion import Axis, Fusion, Op, Output, Reduce, Reshape, TensorInput, 
 from .machine import Machine
 
 LARGE = 1 << 20  # elements of the data: of fewer, another launch costs more
-#: Bytes. One kernel for both reads as many at a time at most of the bandwidth of memory.
+#: Bytes of an access with which one kernel for both takes no longer than two: on an H200 it moved 2.5 TB/s
+#: (the gradient of [16384, 30522] logits and of their bias).
 LEAST_ACCESS = 4
 
 

@@ -25,9 +25,9 @@ from . import norms, sizes_only, softmaxes
 
 #: Ops of ours that cost no more than reading their operands.
 _RECOMPUTABLE = (torch.ops.tsfuser.seeded_dropout,)
+_FAMILIES = ("activations", "gradients", "joins", "pointwise")  # of rows that are, too
 #: They pick elements of an operand that their kernel computes.
 _LOSSES = (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default)
-_FAMILIES = ("activations", "gradients", "joins", "pointwise")  # of rows that are, too
 
 _mine = threading.local()  # `partitioning`: whether this thread divides a graph of ours
 
