@@ -11,8 +11,6 @@ from kit.support import fresh, script, train
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
-CALLS = 4
-
 
 def test_a_sum_that_is_cast_to_the_dtype_of_what_it_is_written_to():
     def written(x: Tensor, w: Tensor):
