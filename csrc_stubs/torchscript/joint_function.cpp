@@ -39,20 +39,15 @@ using GraphPtr = std::shared_ptr<Graph>;
 constexpr const char* kName = "joint";
 constexpr size_t kMostPacked = 16;  // of one function
 
-// Of the first input of a graph that is not to become a call again: a program's graph that Python has
-// refused, and those inside of a packed one.
-constexpr const char* kPart = "joint_input";
+// Marks in the names of inputs (tsfuser/joint/names.py). The first input of a graph that is not to become a
+// call again: a program's graph that Python has refused, and those inside of a packed one.
+constexpr const char* kPart = ".joint_part";
+// Those that the program may write to, and those of which packed graphs know whether they are row-major.
+constexpr const char* kWritten = ".written";
+constexpr const char* kLaidOut = ".laid_out";
 
-// How the names begin of operands that the program may write to, and end of those of which packed graphs
-// know whether they are row-major (tsfuser/joint/divide.py).
-constexpr const char* kWritten = "written";
-constexpr const char* kLaidOut = "laid_out";
-
-// The number of the dot and the digits that make a name the only one is no part of it.
-bool is_written(const torch::jit::Value* input) { return input->debugNameBase().rfind(kWritten, 0) == 0; }
-
-bool is_laid_out(const torch::jit::Value* input) {
-  return input->hasDebugName() && input->debugNameBase().find(kLaidOut) != std::string::npos;
+bool has_mark(const torch::jit::Value* input, const char* mark) {
+  return input->hasDebugName() && input->debugName().find(mark) != std::string::npos;
 }
 
 c10::Symbol held_name() {
@@ -119,7 +114,7 @@ std::vector<JointFunction::Input> inputs_of(const Graph& graph) {
     const bool asked = std::all_of(input->uses().begin(), input->uses().end(), [](const auto& use) {
       return use.user->kind() == c10::prim::dtype || use.user->kind() == c10::prim::device;
     });
-    return JointFunction::Input{asked, is_laid_out(input)};
+    return JointFunction::Input{asked, has_mark(input, kLaidOut)};
   });
 }
 
@@ -163,7 +158,7 @@ bool describe(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& cons
 std::unique_ptr<GraphFunction> plain_region(Graph& graph, const std::vector<int64_t>& written) {
   const GraphPtr noted = graph.copy();
   for (torch::jit::Value* operand : noted->inputs()) {
-    if (is_written(operand)) {
+    if (has_mark(operand, kWritten)) {
       note_write(operand);
     }
   }
@@ -298,14 +293,13 @@ std::unique_ptr<GraphFunction> plain_function(Graph& graph) {
 }
 
 void make_part(Graph& graph) {
-  if (!graph.inputs().empty()) {
-    graph.inputs()[0]->setDebugName(kPart);
+  if (!is_part(graph)) {
+    torch::jit::Value* first = graph.inputs()[0];
+    first->setDebugName(first->debugName() + kPart);
   }
 }
 
-bool is_part(const Graph& graph) {
-  return graph.inputs().empty() || graph.inputs()[0]->debugNameBase() == kPart;
-}
+bool is_part(const Graph& graph) { return graph.inputs().empty() || has_mark(graph.inputs()[0], kPart); }
 
 bool is_joint(const Node& differentiable) {
   static const auto name = c10::Symbol::attr("joint");

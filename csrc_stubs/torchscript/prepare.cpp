@@ -97,7 +97,7 @@ constexpr Step kSteps[] = {
     // Behind the ops in place, which may give an operand dims: it asks whether some do.
     {"ask_dtypes_early", ask_dtypes_early, true},
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.
-    {"move_convolutions", move_convolutions},
+    {"move_convolutions", move_convolutions, true},
     // Behind that, which looks for what reads a norm. Behind the ops in place: an op that is functional can
     // be in a group with the sum. Before the casts of weights, as a group casts the bias itself.
     {"add_biases_late", add_biases_late, true},

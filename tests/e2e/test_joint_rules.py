@@ -23,6 +23,40 @@ def test_lists_name_infos():
     assert set(OTHERS) | LEFT.keys() <= {opinfo.title(i) for i in opinfo.op_db()} | newer
 
 
+BESIDE_A_NUMBER = {
+    name: getattr(torch, name)
+    for name in """add mul div rsub pow fmod atan2 xlogy hypot logaddexp logaddexp2 maximum minimum fmax fmin
+    copysign clamp_min clamp_max""".split()
+} | {
+    "xlog1py": torch.special.xlog1py,
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "clamp": lambda x, y: torch.clamp(x, y, y + 1),
+    "lerp": lambda x, y: torch.lerp(x, x * 2, y),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y),
+}
+
+
+@pytest.mark.parametrize("mask", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("op", BESIDE_A_NUMBER)
+def test_a_tensor_without_dims_may_be_on_the_cpu(device, op, swapped, mask):
+    """As in eager, whatever the other operand is on."""
+    x, y = torch.rand(3, 4, dtype=torch.float64).to(device) + 1, torch.tensor(1.5, dtype=torch.float64)
+
+    def program(x, y):
+        return BESIDE_A_NUMBER[op](y, x) if swapped else BESIDE_A_NUMBER[op](x, y)
+
+    try:
+        expected = program(*(t.clone().requires_grad_(wants) for t, wants in zip((x, y), mask)))
+        expected.backward(torch.ones_like(expected))
+    except RuntimeError:
+        pytest.skip("eager does not take it")
+    function, joint = built(program, [x, y], mask)
+    for own, its in zip(*ours_and_eagers(function, joint, program, [x, y], mask), strict=True):
+        torch.testing.assert_close(own, its, rtol=1e-10, atol=1e-12, check_device=False)
+
+
 # ---- programs
 
 

@@ -35,6 +35,7 @@ from ..grouping.gelu_products import is_checked
 from ..grouping.support import Refusals
 from ..grouping.unfused_reasons import NOT_RUN
 from ..ir.call import Call
+from ..joint.names import plain_name
 from ..ops import table, unsupported
 from ..planning.compile import Compiled, kernels_of
 from ..planning.parse import parse
@@ -194,7 +195,7 @@ class GraphReader:
             compiled, allocations = kernels_of(call, fusion, device)
         except (Refusal, CompileError) as error:
             return Group(number, "", nodes, arguments, (), str(error))
-        names = tuple(v.debugName() for v in node.inputs())
+        names = tuple(map(plain_name, node.inputs()))
         numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in run.arguments)
         made: tuple[Made, ...] = tuple(
             (o.value.dtype.name, o.sizes, o.strides, None if o.room is None else o.room.elements)

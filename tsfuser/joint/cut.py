@@ -51,9 +51,10 @@ from ..graph.wrapper import (
     outputs,
 )
 from ..ops.table import BOOLEAN, INTEGRAL
-from .divide import WRITTEN, Cut, Written, divided
+from .divide import Cut, Written, divided
 from .example_types import bytes_of
 from .min_cut import UNBOUNDED, Network
+from .names import is_written
 from .node_facts import viewed
 from .reverse import Joint
 from .roles import Roles
@@ -94,7 +95,7 @@ class _Values:
         self, roles: Roles, by_eager: dict[int, frozenset[int]], keep_inputs: bool, apart: bool = True
     ):
         self.roles = roles
-        given = [v for v in roles.given if not keep_inputs or v.debugName().startswith(WRITTEN)]
+        given = [v for v in roles.given if not keep_inputs or is_written(v)]
         seen = [*given, *roles.results]
         roots = {root for v in seen for root in roles.roots(v)}
         #: Roots of values that the program may write to, and that eager does not save.

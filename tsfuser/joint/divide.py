@@ -11,14 +11,10 @@ from dataclasses import dataclass
 
 from ..errors import Refusal
 from ..graph.wrapper import Graph, Node, Value, inputs, outputs
+from .names import add_input
 from .node_facts import PARAM
 from .reverse import Joint
 from .roles import Roles
-
-#: How the name of an input of a region begins that the program may write to.
-WRITTEN = "written"
-#: How the name of one ends of which the graph of a call has to know whether it is row-major.
-LAID_OUT = "laid_out"
 
 
 @dataclass(frozen=True)
@@ -83,9 +79,7 @@ def part(roles: Roles, given: Sequence[Value], returned: Sequence[Value], acting
     graph = Graph()
     known: dict[int, Value] = {}
     for value in given:
-        argument = graph.addInput()
-        argument.setType(value.type())
-        known.setdefault(value.unique(), argument)
+        known.setdefault(value.unique(), add_input(graph, value))
     copy = Copy(graph, graph.return_node(), known)
     needed = {v.unique() for v in returned}.union(v.unique() for node in acting for v in outputs(node))
     wanted = []

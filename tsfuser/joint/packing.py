@@ -44,6 +44,7 @@ from .divide import Copy, Cut, part
 from .example_types import note_types
 from .expansions import expand
 from .joins import nest_joins
+from .names import add_input, mark_as_part
 from .norms import keep_no_statistics, read_for_statistics
 from .partial import readers
 from .passes import divide
@@ -57,8 +58,6 @@ from .seeds import draw_again
 from .terms import DTYPE_NUMBERS
 
 PACKED = "prim::DifferentiableGraph"
-#: Of the first input of the graphs inside, which are not packed once more.
-_NAME = "joint_input"
 
 
 def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False, seeds: bool = True) -> Graph:
@@ -168,9 +167,9 @@ def _backward(way: Cut, parts: Cut, again: Cut) -> Graph:
     """The backward of one of both ways, which gets gradients of all results that either asks for, and returns
     a tuple."""
     graph, made = Graph(), graph_outputs(parts.forward)
-    gradients = {i: _input(graph, made[i]) for i in again.asked}
-    saved = [_input(graph, graph_inputs(parts.forward)[i]) for i in parts.saved_inputs]
-    saved += [_input(graph, made[i]) for i in parts.saved_outputs]
+    gradients = {i: add_input(graph, made[i]) for i in again.asked}
+    saved = [add_input(graph, graph_inputs(parts.forward)[i]) for i in parts.saved_inputs]
+    saved += [add_input(graph, made[i]) for i in parts.saved_outputs]
     arguments = [*(gradients[i] for i in way.asked), *saved]
     known = {v.unique(): a for v, a in zip(graph_inputs(way.backward), arguments, strict=True)}
     copy = Copy(graph, graph.return_node(), known)
@@ -187,7 +186,7 @@ def _backward(way: Cut, parts: Cut, again: Cut) -> Graph:
 def _packed(parts: Cut, again: Cut) -> Graph:
     graph, made = Graph(), graph_outputs(parts.forward)[: parts.results]
     backward, other = (_backward(way, parts, again) for way in (parts, again))
-    given = [_input(graph, v) for v in graph_inputs(parts.forward)]
+    given = [add_input(graph, v) for v in graph_inputs(parts.forward)]
     node = graph.create(PACKED, given, parts.results).insertBefore(graph.return_node())
     for value, result in zip(outputs(node), made):
         value.setType(result.type())
@@ -195,7 +194,7 @@ def _packed(parts: Cut, again: Cut) -> Graph:
     node.gs_("ways", [backward.copy(), other])
     for inner in (parts.forward, backward):
         torch._C._jit_pass_erase_shape_information(inner)
-        graph_inputs(inner)[0].setDebugName(_NAME)
+        mark_as_part(inner)
     node.i_("joint", 1)
     node.g_("Subgraph", parts.forward)
     node.g_("ReverseSubgraph", backward)
@@ -206,9 +205,3 @@ def _packed(parts: Cut, again: Cut) -> Graph:
     node.is_("df_input_captured_outputs", list(parts.saved_outputs))
     node.is_("df_output_vjps", list(parts.differentiated))
     return graph
-
-
-def _input(graph: Graph, like: Value) -> Value:
-    argument = graph.addInput()
-    argument.setType(like.type())
-    return argument

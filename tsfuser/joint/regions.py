@@ -41,8 +41,9 @@ from ..graph.wrapper import (
     used_inside,
 )
 from ..ops import without_row
-from .divide import LAID_OUT, WRITTEN, Copy
+from .divide import Copy
 from .expansions import EXPANSIONS
+from .names import LAID_OUT, WRITTEN, add_input
 from .node_facts import elements_read, may_copy, root, viewed
 from .norm_expansions import COPIED
 from .rules import RULES
@@ -252,10 +253,7 @@ def _make(graph: Graph, run: list[Node], is_written: Callable[[Value], bool]) ->
     part = Graph()
     known = {}
     for number, value in given.items():
-        known[number] = part.addInput()
-        known[number].setType(value.type())
-        if name := WRITTEN * is_written(value) + LAID_OUT * (number in laid_out):
-            known[number].setDebugName(name)
+        known[number] = add_input(part, value, WRITTEN * is_written(value) + LAID_OUT * (number in laid_out))
     copy = Copy(part, part.return_node(), known)
     for node in run:
         copy.add(node)

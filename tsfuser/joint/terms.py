@@ -103,11 +103,12 @@ class Term:
     def __ge__(self, other) -> Term:
         return self.writer("aten::ge", self, other)
 
+    # Of bools; `logical_and` has its first operand's device, also where that is a number on the CPU.
     def __and__(self, other) -> Term:
-        return self.writer("aten::logical_and", self, other)
+        return self.writer("aten::bitwise_and", self, other)
 
     def __or__(self, other) -> Term:
-        return self.writer("aten::logical_or", self, other)
+        return self.writer("aten::bitwise_or", self, other)
 
     def __invert__(self) -> Term:
         return self.writer("aten::logical_not", self)

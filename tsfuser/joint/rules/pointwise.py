@@ -1,4 +1,8 @@
-"""Derivatives of ops that compute each element by itself."""
+"""Derivatives of ops that compute each element by itself.
+
+Where operands broadcast, a number or a tensor without dims may be on the CPU beside others on a GPU: torch
+takes a condition that is (`where`), but no mask (`masked_fill`).
+"""
 
 from __future__ import annotations
 
@@ -254,11 +258,11 @@ def pow_(grad, self, exponent, result):
     if not exponent.is_tensor:  # eager takes roots for certain numbers, but not for elements of tensors
         by_base = grad * (self ** (exponent - 1) * exponent)
         is_zero = grad.writer("aten::scalar_tensor", exponent, dtype=DTYPE_NUMBERS["float64"]) == 0
-        return by_base.masked_fill(is_zero, 0), None
+        return is_zero.where(0, by_base), None
     self, exponent = _as_tensor(self, grad), _as_tensor(exponent, grad)
-    by_base = (grad * (exponent * self ** (exponent - 1))).masked_fill(exponent == 0, 0)
+    by_base = (exponent == 0).where(0, grad * (exponent * self ** (exponent - 1)))
     flat = (self == 0) & (exponent >= 0)
-    return by_base, grad * (result * self.log()).masked_fill(flat, 0)
+    return by_base, grad * flat.where(0, result * self.log())
 
 
 def _power_of_number(grad, self, exponent, result):
@@ -284,7 +288,7 @@ def atan2(grad, self, other):
 
 @broadcasting("aten::copysign", of="self other")
 def copysign(grad, self, result):
-    return (grad * (result / self)).masked_fill(self == 0, 0), grad.zeros_like()
+    return (self == 0).where(0, grad * (result / self)), grad.zeros_like()
 
 
 @broadcasting("aten::xlogy", of="self other")
@@ -293,7 +297,7 @@ def xlogy(grad, self, other):
         return None, grad * self / other
     flat = self == 0
     flat = flat & (_as_tensor(other, grad) <= 0)
-    return grad.xlogy(other).masked_fill(flat, 0), grad * self / other
+    return flat.where(0, grad.xlogy(other)), grad * self / other
 
 
 @broadcasting("aten::special_xlog1py", of="self other")
@@ -301,7 +305,7 @@ def xlog1py(grad, self, other):
     if not getattr(self, "is_tensor", False):
         return None, grad * self / (other + 1)
     flat = (self == 0) & (_as_tensor(other, grad) <= -1)
-    return grad.special_xlog1py(other).masked_fill(flat, 0), grad * self / (other + 1)
+    return flat.where(0, grad.special_xlog1py(other)), grad * self / (other + 1)
 
 
 @broadcasting("aten::hypot", of="self other")
