@@ -43,7 +43,6 @@ REFUSED = {
     "linalg.norm": "aten::linalg_norm is not in the op table",
     "linalg.norm.subgradients_at_zero": "aten::linalg_norm is not in the op table",
     "norm.nuc": "a norm of matrices",
-    "nn.functional.adaptive_avg_pool2d": "samples are of more than one element, or stand alone",
     "nn.functional.prelu": "aten::prelu is not in the op table; only what it is made of",
     "nextafter": "of 16-bit numbers: the next one is not that of float",
     "nn.functional.pad.circular": _WINDOWS,
@@ -262,6 +261,15 @@ UNLISTED = {
             "tsfuser::max_pool_backward",
         ],
         "made of poolings and their gradients: test_pooling",
+    ),
+    **dict.fromkeys(
+        [
+            "aten::_adaptive_avg_pool2d",
+            "aten::_adaptive_avg_pool3d",
+            "aten::_adaptive_avg_pool2d_backward",
+            "aten::_adaptive_avg_pool3d_backward",
+        ],
+        "made of poolings to a size and their gradients: test_adaptive_pooling",
     ),
     "tsfuser::laid_out": "the layout of gradients: test_gradient_layout",
 }

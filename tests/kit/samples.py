@@ -91,6 +91,7 @@ _POSITIVE = {
 NORMS = {"normalization", "batch_norm", "batch_norm_backward", "instance_norm", "group_norm", "rms_norm"}
 # families whose samples are made in their tests
 _OWN_TESTS = NORMS | {
+    "adaptive_pooling",
     "places",
     "scans",
     "reduction",

@@ -110,7 +110,7 @@ def examine(node: Node, knowledge: Knowledge, skip_kinds: frozenset[str] | set[s
         return Verdict(reason=f"{row.name} is in the skip set")
     if row.not_empty and 0 in (node.inputsAt(0).type().sizes() or ()):
         return Verdict(reason=f"{row.name} of no elements has no statistics")
-    if reason := _left(row, node, knowledge):
+    if reason := _left(row, its_schema, node, knowledge):
         return Verdict(reason=reason)
     given, made = inputs(node), used_outputs(node)
     alike = (row.name, its_schema.overload, *map(knowledge.sign, given), None, *map(knowledge.sign, made))
@@ -150,13 +150,18 @@ def _judge(
     return Verdict(device, loose, reason), holds_for_all and row.family != "random"
 
 
-def _left(row: table.Row, node: Node, knowledge: Knowledge) -> str | None:
+def _left(row: table.Row, its_schema: Schema, node: Node, knowledge: Knowledge) -> str | None:
     """Why the node had better be left to torch, for the sizes that were profiled."""
     if row.left is None:
         return None
-    tensors = [v for v in (*inputs(node), *outputs(node)) if is_tensor(v)]
+    read = [v for v in outputs(node) if v.uses()]  # of others no sizes are profiled
+    tensors = [v for v in (*inputs(node), *read) if is_tensor(v)]
     device, sizes = knowledge.facts(tensors[0]).device, [v.type().sizes() for v in tensors]
-    reason = None if device is None or None in sizes else row.left(device, *sizes)
+    reason = None
+    if None in sizes and row.left_unsized is not None:
+        reason = row.left_unsized(arguments(node, its_schema, knowledge))
+    elif device is not None and None not in sizes:
+        reason = row.left(device, *sizes)
     return f"{row.name} is left to torch: {reason}" if reason else None
 
 

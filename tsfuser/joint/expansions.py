@@ -171,6 +171,13 @@ def adaptive_avg_pool1d(self, output_size):
     return self.unsqueeze(-2).adaptive_avg_pool2d(size).squeeze(-2)
 
 
+@expansion("aten::adaptive_max_pool1d")
+def adaptive_max_pool1d(self, output_size):
+    size = [1, *structural(output_size, "the size of a pooling's result")]
+    values, indices = self.unsqueeze(-2).adaptive_max_pool2d(size)
+    return values.squeeze(-2), indices.squeeze(-2)
+
+
 @expansion("aten::prelu")
 def prelu(self, weight):
     """A weight of several elements is one for each channel, dim 1."""

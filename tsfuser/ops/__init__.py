@@ -2,6 +2,7 @@
 
 from . import (
     activations,
+    adaptive_pooling,
     arithmetic,
     batch_norm,
     batch_norm_backward,

@@ -43,7 +43,7 @@ def _holders(b: Builder, d: Windows, at: Value, count: Value) -> Iterator[tuple[
         yield b.pointwise("in_range", (window, count), INT32), holds
 
 
-def _gathered(
+def gathered(
     b: Builder,
     name: str,
     gradient: Value,
@@ -94,6 +94,18 @@ def _gathered(
     return result_of(b, name, narrow(b, name, total, gradient.dtype), axes, like)
 
 
+def mean_shares(
+    b: Builder, gradient: Value, dims: Sequence[Windows], padded: bool, divisor_override: int | None
+) -> Callable:
+    """Those of the elements of means (`share` of `gathered`)."""
+
+    def share(look, at, windows, holds):
+        by = divisor(b, dims, windows, padded, divisor_override)
+        return b.pointwise("div", (look(gradient), by), gradient.dtype.register), holds
+
+    return share
+
+
 def _avg_pool_backward(count: int) -> None:
     name = f"avg_pool{count}d_backward"
 
@@ -112,11 +124,8 @@ def _avg_pool_backward(count: int) -> None:
         """The gradient of avg_pool: each element of a window gets its share"""
         dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, ceil=ceil_mode)
 
-        def share(look, at, windows, holds):
-            by = divisor(b, dims, windows, count_include_pad, divisor_override)
-            return b.pointwise("div", (look(grad_output), by), grad_output.dtype.register), holds
-
-        return _gathered(b, name, grad_output, b.sizes(self), self, dims, share)
+        shares = mean_shares(b, grad_output, dims, count_include_pad, divisor_override)
+        return gathered(b, name, grad_output, b.sizes(self), self, dims, shares)
 
 
 @composite(
@@ -151,7 +160,7 @@ def max_pool_backward(
         same = b.pointwise("eq", (look(offsets), number), BOOL, own_types=True)
         return look(grad_output), b.pointwise("bitwise_and", (holds, same), BOOL)
 
-    return _gathered(b, "max_pool_backward", grad_output, whole, grad_output, dims, share)
+    return gathered(b, "max_pool_backward", grad_output, whole, grad_output, dims, share)
 
 
 for _count in (2, 3):

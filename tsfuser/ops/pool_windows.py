@@ -184,7 +184,8 @@ def elements_of(
 
 def facts(*places: str, **facts: Any) -> dict[str, Any]:
     """Facts of a row; `places`: dtypes of its numbers or places of elements."""
-    fixed = "kernel_size stride padding dilation ceil_mode count_include_pad divisor_override".split()
+    windows = "kernel_size stride padding dilation ceil_mode count_include_pad divisor_override"
+    fixed = [*windows.split(), "output_size"]
     # torch's kernels read each window by itself, and take several times as long as its bytes
     slow = ("bfloat16", "float16", "float32")
     return dict(dtypes=FLOATING + places, sizes="own", fixed=fixed, slow_on_gpu=slow, **facts)

@@ -87,7 +87,13 @@ def _best(b: Builder, name: str, self: Value, dims: Sequence[Windows]) -> tuple[
 
 def _with_places(b: Builder, name: str, self: Value, dims: Sequence[Windows]) -> tuple[Value, ...]:
     """The largest element of each window and its place, the first of equal ones; NaN is the largest"""
-    none = has_no_place_of_minus_inf(b, self)
+    return best_and_place(b, name, self, dims, has_no_place_of_minus_inf(b, self))
+
+
+def best_and_place(
+    b: Builder, name: str, self: Value, dims: Sequence[Windows], none: bool = False
+) -> tuple[Value, Value]:
+    """The largest element of each window and its place; with `none` 0 where none is larger than -inf."""
     best, number = _largest(b, name, self, dims, none)
     place = _place(b, name, self, dims, number)
     if none:
@@ -133,6 +139,19 @@ _max_pool("tsfuser::max_pool", 2, _with_offsets, needs_kernel=True, **_PLACES)
 # ---- means
 
 
+def mean_of_windows(b: Builder, name: str, self: Value, dims: Sequence[Windows], by: Value) -> Value:
+    """The sum of each window, divided by `by`."""
+    self = in_memory(b, self, dims)
+    register, total = self.dtype.register, b.literal(0.0)
+    for _, element, inside in elements_of(b, self, dims):
+        if inside is not None:
+            operands = (inside, element, b.literal(0.0))
+            element = b.pointwise("where", operands, register, own_types=True, layouts=())
+        total = b.pointwise("add", (total, element, b.literal(1)), register)
+    result = b.pointwise("div", (total, by), self.dtype, register, name=name)
+    return result_of(b, name, result, result.dims, self)
+
+
 def _avg_pool(count: int) -> None:
     name = f"avg_pool{count}d"
 
@@ -149,17 +168,9 @@ def _avg_pool(count: int) -> None:
     ) -> Value:
         """The mean of each window"""
         dims = windows_of(b, name, b.sizes(self), kernel_size, stride, padding, ceil=ceil_mode)
-        self = in_memory(b, self, dims)
-        register, total = self.dtype.register, b.literal(0.0)
-        for _, element, inside in elements_of(b, self, dims):
-            if inside is not None:
-                operands = (inside, element, b.literal(0.0))
-                element = b.pointwise("where", operands, register, own_types=True, layouts=())
-            total = b.pointwise("add", (total, element, b.literal(1)), register)
         windows = [d.windows(b, self) for d in dims]
         by = divisor(b, dims, windows, count_include_pad, divisor_override)
-        result = b.pointwise("div", (total, by), self.dtype, register, name=name)
-        return result_of(b, name, result, result.dims, self)
+        return mean_of_windows(b, name, self, dims, by)
 
 
 for _count in (1, 2, 3):

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 from ..errors import Refusal
-from ..ir import layout as lay
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, DOUBLE, INT64, UINT8, DType
@@ -124,16 +123,6 @@ def mean(b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype
     dims = normalized(self, dim)
     summed = b.reduce("sum", "sum", operand, dims, keepdim, wanted.register)
     return b.pointwise("div", (summed, b.count(self, dims)), wanted, name="mean")
-
-
-@composite(
-    "aten::adaptive_avg_pool2d", dtypes=FLOATING, sizes="own", only={"output_size": (1, 1)}, gradient="strict"
-)
-def adaptive_avg_pool2d(b: Builder, self, output_size: list) -> Value:
-    """The mean of each image"""
-    result = mean(b, self, [-2, -1], True)
-    is_last = len(self.dims) == 4 and lay.is_channels_last(b.call, b.layout(self))
-    return b.in_format_of(result, self) if is_last else result
 
 
 # ---- extremes and truth

@@ -110,6 +110,8 @@ class Row:
     #: `left(device, *sizes)` gets the profiled sizes of the tensor operands and of the result, and returns
     #: the reason to leave the op to torch, or None
     left: Callable[..., str | None] | None = field(default=None, compare=False)
+    #: the same where sizes are not known, of the arguments by name
+    left_unsized: Callable[[Mapping[str, NodeArg]], str | None] | None = field(default=None, compare=False)
 
     # ---- elements of the result
 

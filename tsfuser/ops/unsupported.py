@@ -9,7 +9,7 @@ from __future__ import annotations
 _PRODUCT = "a matrix product is left to torch's libraries (cuBLAS, MKL); what is around it can be fused"
 _CONVOLUTION = "a convolution is left to torch's libraries (cuDNN, oneDNN); what is around it can be fused"
 _ATTENTION = "attention in one op is left to torch, which has a kernel for all of it"
-_WINDOW = "pooling to a given size, resampling, and gradients by stored places are left to torch"
+_WINDOW = "resampling, and gradients by stored places, are left to torch"
 _FILL = (
     "it leaves the layout of the tensor that it changes, while masked_fill gives a row-major one: "
     "write that to have it fused"
@@ -38,10 +38,8 @@ _WORDS = {
     _ATTENTION: """scaled_dot_product_attention _scaled_dot_product_flash_attention
         _scaled_dot_product_efficient_attention _native_multi_head_attention
         _transformer_encoder_layer_fwd""",
-    _WINDOW: """adaptive_avg_pool1d adaptive_avg_pool3d
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d
-        _adaptive_avg_pool2d_backward max_pool2d_with_indices_backward
-        max_pool3d_with_indices_backward
+    _WINDOW: """max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+        adaptive_max_pool2d_backward adaptive_max_pool3d_backward
         upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
         upsample_bicubic2d upsample_trilinear3d grid_sampler grid_sampler_2d im2col col2im unfold fold
         pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d

@@ -16,7 +16,7 @@ def _aten(words: str) -> frozenset[str]:
 FRESH = _aten("""
     conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
     linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack
-    adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
+    constant_pad_nd
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
     upsample_bicubic2d upsample_trilinear3d
     zeros ones empty full rand randn empty_like scaled_dot_product_attention
@@ -24,7 +24,6 @@ FRESH = _aten("""
 #: Besides those in FRESH: the sizes of their results follow from their operands' sizes, and from numbers.
 SIZED = _aten("""
     chunk split split_with_sizes unbind unfold detach sort argsort
-    adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool3d
     alpha_dropout feature_dropout scaled_dot_product_attention einsum outer tril triu
     empty_like rand_like randn_like new_empty new_zeros new_ones new_full arange linspace eye
     upsample_nearest1d upsample_linear1d pixel_shuffle pixel_unshuffle channel_shuffle
@@ -45,7 +44,7 @@ ACTING = _aten("warn save wait seed manual_seed set_grad_enabled")
 #: (`Row.gradient` is "strict"). `with_operands` is what becomes of other norms
 #: (csrc_stubs/torchscript/operand_twin.cpp).
 STRICT_GRADIENT = _aten("""
-    mm mv bmm matmul linear adaptive_avg_pool1d adaptive_avg_pool3d
+    mm mv bmm matmul linear
 """) | {"tsfuser::with_operands"}
 #: Their derivatives give a gradient of the operand's dtype, whatever they get (`Row.gradient` is "cast").
 CAST_GRADIENT = frozenset({"tsfuser::joined"})
@@ -65,7 +64,6 @@ FLAT = _aten("""
 SELECTS = _aten("""
     max min median nanmedian mode kthvalue sort
     take masked_select index_put scatter
-    adaptive_max_pool2d adaptive_max_pool3d
     fractional_max_pool2d fractional_max_pool3d
 """)
 #: Of their first operand they read no elements, but its sizes, dtype, device or layout.
@@ -83,7 +81,7 @@ ZEROS = _aten("zeros new_zeros")
 #: They run in the layout of their operands, and cost no more in channels last.
 KEEP_LAYOUT = _aten("""
     max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
+    upsample_nearest2d upsample_nearest2d_backward
     _upsample_nearest_exact2d _upsample_nearest_exact2d_backward upsample_bilinear2d
     upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
     mm addmm bmm baddbmm sym_size sym_numel

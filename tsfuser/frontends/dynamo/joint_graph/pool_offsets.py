@@ -5,7 +5,7 @@ their windows, and sizes of the operand. Before:
 
     y, indices = max_pool2d_with_indices(x, [2, 2])
     max_pool2d_with_indices_backward(g, x, [2, 2], ..., indices)
-becomes
+or the same of `adaptive_max_pool2d`, to a size that divides that of x, becomes
     y, offsets = tsfuser::max_pool(x, [2, 2], ...)
     tsfuser::max_pool_backward(g, offsets, x's sizes, [2, 2], ...)
 
@@ -34,12 +34,15 @@ from .sizes_only import size_of
 aten = torch.ops.aten
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_POOL, _GRADIENT = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+_GRADIENTS = {
+    aten.max_pool2d_with_indices.default: aten.max_pool2d_with_indices_backward.default,
+    aten.adaptive_max_pool2d.default: aten.adaptive_max_pool2d_backward.default,
+}
 
 
 def save_offsets(joint: fx.GraphModule) -> None:
     """Changes the joint graph."""
-    pools = joint.graph.find_nodes(op="call_function", target=_POOL)
+    pools = [n for pool in _GRADIENTS for n in joint.graph.find_nodes(op="call_function", target=pool)]
     if not pools:
         return
     for node in pools:
@@ -54,10 +57,8 @@ def _change(node: fx.Node, values: fx.Node, indices: fx.Node) -> None:
     gradients, x = list(indices.users), node.args[0]
     if not gradients or not all(_is_gradient(user, node, indices) for user in gradients):
         return
-    kernel, stride, padding, dilation = (_pair(words) for words in gradients[0].args[2:6])
-    windows = (kernel, stride or kernel, padding, dilation, gradients[0].args[6])
-    value = x.meta["val"]
-    if not has_windows(kernel, padding, dilation) or value.dtype not in _DTYPES:
+    value, windows = x.meta["val"], _windows(node, gradients[0])
+    if windows is None or not has_windows(windows[0], *windows[2:4]) or value.dtype not in _DTYPES:
         return
     if not gathers_well(value, windows[1]):
         return
@@ -75,6 +76,21 @@ def _change(node: fx.Node, values: fx.Node, indices: fx.Node) -> None:
         node.graph.erase_node(old)
 
 
+def _windows(node: fx.Node, gradient: fx.Node) -> tuple | None:
+    """Sizes, steps, paddings and dilations of the windows, and whether they are rounded up; of a pooling to a
+    given size None where that does not divide the tensor's, or sizes are not known."""
+    if node.target is not aten.adaptive_max_pool2d.default:
+        kernel, stride, padding, dilation = (_pair(words) for words in gradient.args[2:6])
+        return kernel, stride or kernel, padding, dilation, gradient.args[6]
+    sizes, parts = node.args[0].meta["val"].shape[-2:], _pair(node.args[1])
+    if not all(type(n) is int and n > 0 for n in (*sizes, *parts)) or any(
+        s % p for s, p in zip(sizes, parts)
+    ):
+        return None
+    kernel = [s // p for s, p in zip(sizes, parts)]
+    return kernel, kernel, [0, 0], [1, 1], False
+
+
 def _ask_results(gradient: fx.Node, x: fx.Node, result: fx.Node) -> None:
     """Has a threshold behind the `gradient` of pooling `x` compare the results."""
     user = next(iter(gradient.users), None)
@@ -89,7 +105,8 @@ def _ask_results(gradient: fx.Node, x: fx.Node, result: fx.Node) -> None:
 
 def _is_gradient(user: fx.Node, node: fx.Node, indices: fx.Node) -> bool:
     """Whether the node is the gradient of that pooling, and lies in memory as its own gradient does."""
-    if user.target is not _GRADIENT or user.args[1] is not node.args[0] or user.args[7] is not indices:
+    expected = (_GRADIENTS[node.target], node.args[0], indices)
+    if user.target is not expected[0] or (user.args[1], user.args[-1]) != expected[1:]:
         return False
     result, gradient = user.meta["val"], user.args[0].meta["val"]
     return suggest_memory_format(gradient) == suggest_memory_format(result)
