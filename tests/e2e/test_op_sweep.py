@@ -43,6 +43,11 @@ REFUSED = {
     "linalg.norm": "aten::linalg_norm is not in the op table",
     "linalg.norm.subgradients_at_zero": "aten::linalg_norm is not in the op table",
     "norm.nuc": "a norm of matrices",
+    **{
+        f"nn.functional.adaptive_{kind}_pool{count}d": "samples are of sizes that do not divide, or of views"
+        for kind in ("avg", "max")
+        for count in (1, 2, 3)
+    },
     "nn.functional.prelu": "aten::prelu is not in the op table; only what it is made of",
     "nextafter": "of 16-bit numbers: the next one is not that of float",
     "nn.functional.pad.circular": _WINDOWS,

@@ -94,6 +94,7 @@ _OWN_TESTS = NORMS | {
     "adaptive_pooling",
     "places",
     "scans",
+    "searching",
     "reduction",
     "softmax",
     "random",

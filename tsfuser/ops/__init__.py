@@ -26,6 +26,7 @@ from . import (
     reduction,
     rms_norm,
     scans,
+    searching,
     selection,
     softmax,
     table,

@@ -20,7 +20,7 @@ _VIEW = "a view costs no time of its own"
 _WHOLE = "it copies a tensor as a whole"
 _COPY = "it gives a view or, where memory has another order, a copy, which is left to torch"
 _LOOK_UP = "looking elements up by their indices is left to torch"
-_SORT = "sorting and searching are left to torch"
+_SORT = "sorting is left to torch"
 _NEW = "making a new tensor costs next to nothing: groups read its result"
 _SPECIAL = "a special function that eager computes by series and tables: it is left to torch"
 _DRAWN = "random numbers of such a distribution are left to torch: groups draw uniform and normal ones"
@@ -67,7 +67,7 @@ _WORDS = {
         special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
         special_laguerre_polynomial_l special_legendre_polynomial_p""",
     _DRAWN: "bernoulli multinomial poisson binomial _standard_gamma _sample_dirichlet exponential geometric",
-    _SORT: """sort argsort kthvalue median mode searchsorted bucketize unique_dim histc""",
+    _SORT: """sort argsort kthvalue median mode unique_dim histc""",
     _NEW: """zeros ones empty full arange linspace eye tril triu rand randn randint randperm scalar_tensor
         new_zeros new_ones new_empty new_full tensor tril_indices triu_indices empty_like empty_strided
         new_empty_strided empty_permuted logspace prims::iota""",

@@ -58,7 +58,7 @@ SIZES_ONLY = _aten("""
 
 #: They pass no gradient on to their operands.
 FLAT = _aten("""
-    isclose argsort nonzero count_nonzero bucketize searchsorted
+    isclose argsort nonzero count_nonzero
 """)
 #: Elements of their results are elements of their first operand (`Row.selects`).
 SELECTS = _aten("""
