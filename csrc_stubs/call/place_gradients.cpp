@@ -7,11 +7,15 @@
 //         of gather(x, 1, index) for x [4, 100]
 //     tsfuser::extreme_backward(gradient, [4, 100], 1, index)
 //         of x.max(1), whose places are the index; a gradient of -0.0 stays so, as in eager
+//
+// tsfuser::sums_at(source, 0, 2, index): new zeros [2, ...] to which the source is added at the index, those
+// of 16 bits in float32. Groups make the few sums as reductions side by side.
 
 #include <torch/library.h>
 #include <torch/torch.h>
 
 #include <utility>
+#include <vector>
 
 namespace tsfuser {
 namespace {
@@ -34,6 +38,15 @@ at::Tensor extreme_backward(const at::Tensor& gradient, c10::SymIntArrayRef size
   return at::zeros_symint(sizes, gradient.options()).scatter_(dim, index, gradient);
 }
 
+at::Tensor sums_at(const at::Tensor& source, int64_t dim, int64_t size, const at::Tensor& index) {
+  std::vector<c10::SymInt> sizes = source.sym_sizes().vec();
+  sizes.at(at::maybe_wrap_dim(dim, source.dim())) = size;
+  const auto dtype = source.scalar_type();
+  const auto wide = dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+  const auto zeros = at::zeros_symint(sizes, source.options().dtype(wide));
+  return zeros.index_add_(dim, index, source.to(wide)).to(dtype);
+}
+
 }  // namespace
 }  // namespace tsfuser
 
@@ -43,10 +56,12 @@ TORCH_LIBRARY_FRAGMENT(tsfuser, m) {
       "SymInt ignore_index, Tensor total_weight) -> Tensor");
   m.def("gather_backward(Tensor gradient, SymInt[] sizes, int dim, Tensor index) -> Tensor");
   m.def("extreme_backward(Tensor gradient, SymInt[] sizes, int dim, Tensor index) -> Tensor");
+  m.def("sums_at(Tensor source, int dim, int size, Tensor index) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(tsfuser, CompositeExplicitAutograd, m) {
   m.impl("nll_loss_backward", tsfuser::nll_loss_backward);
   m.impl("gather_backward", tsfuser::gather_backward);
   m.impl("extreme_backward", tsfuser::extreme_backward);
+  m.impl("sums_at", tsfuser::sums_at);
 }

@@ -13,6 +13,7 @@ from kit.support import assert_matches
 from tsfuser.codegen.emit import source
 from tsfuser.frontends.dynamo import watch
 from tsfuser.frontends.dynamo.groups import added_at
+from tsfuser.frontends.dynamo.rewrites import indexing
 from tsfuser.frontends.dynamo.tracing import embeddings
 from tsfuser.ir import text
 from tsfuser.ir.verify import verify
@@ -25,7 +26,8 @@ ADD = "tsfuser::add_at"
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
-    """As on a GPU."""
+    """As on a GPU; also of few rows, see test_compile_few_sums."""
+    monkeypatch.setattr(indexing, "FEW", 0)
     monkeypatch.setattr(added_at, "DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(embeddings, "SORTING", ("cpu", "cuda"))
 

@@ -254,6 +254,7 @@ UNLISTED = {
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
     "tsfuser::dropout_seed": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::dropout_mask": "made of dropouts in training: test_dropout_seeds",
+    "tsfuser::sums_at": "made of sums at few places: test_compile_few_sums",
     "tsfuser::add_at": "made of sums at places that an index names: test_compile_added_at",
     "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
     **dict.fromkeys(

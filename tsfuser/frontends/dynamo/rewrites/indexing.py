@@ -20,7 +20,10 @@ to new zeros is what a group makes:
 
     scatter_add(new_zeros(g, [n, 50]), 1, i, g), i and g [n, 1], becomes gather_backward(g, [n, 50], 1, i)
 
-and so is a `scatter`, as in the gradient of `x.max(1)`: `extreme_backward`.
+and so is a `scatter`, as in the gradient of `x.max(1)`: `extreme_backward`. Sums at few places are made
+there, too:
+
+    index_add(zeros([2, 768]), 0, i, g) becomes sums_at(g, 0, 2, i)
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ _INDICES = (torch.int32, torch.int64)
 _NARROW = (torch.float16, torch.bfloat16)
 _SUMS = (torch.float32, torch.float64, *_NARROW)
 _MOST_ROUNDED = 2  # elements of 16-bit results for each that is added: to clear and round more takes longer
+FEW = 4  # sums that are made side by side: a comparison and an addition each for every element
 _ZEROS = (aten.new_zeros.default, aten.zeros.default)
 #: The same, with sizes that are those of the first operand, or that stand before the number.
 _FILLED = {aten.full.default: 0, aten.new_full.default: 1}
@@ -105,13 +109,13 @@ def add_parts(node: fx.Node) -> bool:
 
 
 def add_wide(node: fx.Node) -> bool:
-    """Adds up in float32 what an `index_add` of 16 bits adds to new zeros, and has other ones add to zeros
-    that stay outside of groups; returns whether it did."""
+    """Adds up in float32 what an `index_add` of 16 bits adds to new zeros, has groups make few sums, and has
+    other ones add to zeros that stay outside of groups; returns whether it did."""
     if len(node.args) != 4 or node.kwargs or not _is_new(node.args[0]):
         return False
     zeros, dim, index, source = node.args
-    dtype = zeros.meta["val"].dtype
-    if dtype not in _NARROW and zeros.target in _ZEROS:
+    dtype, sizes = zeros.meta["val"].dtype, zeros.meta["val"].shape
+    if dtype not in _NARROW and zeros.target in _ZEROS and not (sizes and _is_few(sizes[dim])):
         return False
     if not _is_known(source, zeros) or source.meta["val"].dtype != dtype or not _pays(zeros, source):
         return False
@@ -122,6 +126,9 @@ def add_wide(node: fx.Node) -> bool:
 
 def _added(ops: Insert, sizes: list[Any], dim: int, index: fx.Node, source: fx.Node) -> fx.Node:
     """New zeros, to which the source is added."""
+    ranks = [value.meta["val"].dim() for value in (index, source)]
+    if _is_few(sizes[dim]) and ranks == [1, len(sizes)]:
+        return ops(torch.ops.tsfuser.sums_at.default, source, dim, sizes[dim], index)
     dtype = source.meta["val"].dtype
     wide = torch.float32 if dtype in _NARROW else dtype
     if wide != dtype:
@@ -129,6 +136,11 @@ def _added(ops: Insert, sizes: list[Any], dim: int, index: fx.Node, source: fx.N
     zeros = ops(aten.new_zeros.default, source, sizes)
     total = ops(aten.index_add.default, zeros, dim, index, source)
     return total if wide == dtype else ops(aten._to_copy.default, total, dtype=dtype)
+
+
+def _is_few(size: Any) -> bool:
+    """Whether a group makes that many sums side by side, where atomics would meet at the same places."""
+    return type(size) is int and 0 < size <= FEW
 
 
 def _pays(zeros: fx.Node, source: fx.Node) -> bool:
