@@ -352,7 +352,12 @@ void replace_fallbacks(const Node& check, bool always_plain, const DirectGraph* 
   for (const auto& [call, function] : fallbacks(check)) {
     if (always_plain || !is_ours(function)) {  // neither is ever destroyed: types point to functions
       const bool joint = takes_joint_functions(*call->owningGraph());
-      const GraphPtr graph = joint ? noting_writes(call, *function->graph()) : function->graph();
+      const GraphPtr noted = joint ? noting_writes(call, *function->graph()) : nullptr;
+      if (joint && !noted && !always_plain) {  // torch's is a joint program by now
+        keep_casts(*function);
+        continue;
+      }
+      const GraphPtr graph = noted ? noted : function->graph();
       auto* ours = new Fallback(*function, graph, always_plain, direct);
       call->input(0)->setType(c10::FunctionType::create(ours));
     }
@@ -493,6 +498,19 @@ torch::jit::Operation joint_operation(Node* node) {
   });
 }
 
+// Of a check that sends all calls to the fallback, for joint graphs.
+c10::Symbol refusing_name() {
+  static const auto name = c10::Symbol::attr("refuses_all");
+  return name;
+}
+
+// Whether no call comes to the differentiable graph. The operation of the check has been made by now.
+bool is_idle(const Node& differentiable) {
+  const Node* choice = differentiable.owningBlock()->owningNode();
+  return choice && choice->kind() == c10::prim::If && is_gradient_check(choice->input()->node()) &&
+         choice->input()->node()->hasAttribute(refusing_name());
+}
+
 // Of the forward, with eager's autograd. What torch would run knows nothing of the calls that autodiff's
 // formulas are wrong for, and may save what the program writes to.
 torch::jit::Operation without_formulas(Node* node) {
@@ -534,6 +552,9 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   if (is_joint(*node)) {
     return joint_operation(const_cast<Node*>(node));
   }
+  if (is_idle(*node)) {
+    return torchs_operation(node);
+  }
   leave_to_autodiff(*node);
   auto* own = const_cast<Node*>(node);  // the executor's own copy of the graph
   const Graphs before(*node);
@@ -552,6 +573,10 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
 namespace {
 
 torch::jit::Operation with_our_check(const Node* node, torch::jit::Operation check) {
+  const bool joint = takes_joint_functions(*node->owningGraph());
+  if (joint) {
+    const_cast<Node*>(node)->i_(refusing_name(), 1);  // the executor's own copy of the graph
+  }
   bool never = false;
   for (const auto& use : node->outputs().back()->uses()) {
     for (const auto* block : use.user->blocks()) {
@@ -563,7 +588,6 @@ torch::jit::Operation with_our_check(const Node* node, torch::jit::Operation che
   replace_fallbacks(*node, never, direct.get());
   const size_t inputs = node->inputs().size();
   const ProfiledDtypes profiled = written_dtypes(*node);
-  const bool joint = takes_joint_functions(*node->owningGraph());
   return [=](torch::jit::Stack& stack) mutable {
     const auto given = torch::jit::last(stack, inputs);
     const bool refused =

@@ -213,7 +213,6 @@ bool takes_joint_functions(const Graph& graph) { return switched_on.load() && !i
 
 // Of the branch around it the other block has the differentiable graph, whose results no call hides.
 GraphPtr noting_writes(Node* fallback, Graph& graph) {
-  GraphPtr noted = graph.copy();
   const GraphPtr program = fallback->owningGraph()->copy();  // that of an interpreter has nodes that free
   const std::vector<Node*> given = all_nodes(*fallback->owningGraph());
   const auto place = std::find(given.begin(), given.end(), fallback) - given.begin();
@@ -229,8 +228,9 @@ GraphPtr noting_writes(Node* fallback, Graph& graph) {
     }
   }
   if (writers.empty()) {
-    return noted;
+    return nullptr;
   }
+  GraphPtr noted = graph.copy();
   const Memory memory(program, op_facts().hidden_views);
   const auto note = [&](torch::jit::Value* outside, torch::jit::Value* inside) {
     if (std::any_of(writers.begin(), writers.end(),

@@ -83,7 +83,7 @@ std::vector<torch::jit::GraphExecutorState> plain_states(torch::jit::Code& code)
 // Whether the graph may become a call of such a program.
 bool takes_joint_functions(const torch::jit::Graph& graph);
 // The graph of what the node calls in the place of a differentiable graph, which says what the program may
-// write to of its operands and results.
+// write to of its operands and results. Null where the program writes to nothing.
 std::shared_ptr<torch::jit::Graph> noting_writes(torch::jit::Node* fallback, torch::jit::Graph& graph);
 // The graphs inside of a differentiable graph of torch's autodiff become no such calls.
 void leave_to_autodiff(const torch::jit::Node& differentiable);

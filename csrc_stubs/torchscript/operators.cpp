@@ -61,7 +61,6 @@ Operation make_guard(const Node* node) {
               " types");
   for (const auto& [call, fallback] : fallbacks(*node)) {
     keep_casts(*fallback);
-    make_part(*fallback->graph());
   }
   static const auto patterns = c10::Symbol::attr("patterns");
   return guard_operation(types, node->hasAttribute(patterns) ? node->i(patterns) : 0);

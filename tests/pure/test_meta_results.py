@@ -12,6 +12,8 @@ def floats(*sizes, dtype=torch.float32):
 
 
 X, IMAGE, W = floats(4, 8), floats(2, 6, 3, 5), floats(6)
+KERNELS = floats(4, 3, 2, 3)
+PLACES = [1, 1], [0, 1], [1, 1]  # stride, padding, dilation
 TURNED, HALF = floats(8, 4).t(), floats(4, 8, dtype=torch.bfloat16)
 WIDE = IMAGE.to(memory_format=torch.channels_last)
 TARGET, PIXELS = torch.zeros(4, dtype=torch.int64), torch.zeros(2, 3, 5, dtype=torch.int64)
@@ -31,6 +33,33 @@ CALLS = {
     "aten::cat": [([X, X], 1), ([HALF, X], 0)],
     "aten::stack": [([X, X, X], 1), ([X, X], -1), ([HALF, X], 1)],
     "aten::linear": [(X, floats(5, 8), floats(5)), (X, floats(8), None)],
+    "aten::mm": [(X, TURNED.t())],
+    "aten::bmm": [(IMAGE[0], IMAGE[1].transpose(1, 2))],
+    "aten::addmm": [(floats(4), X, TURNED.t(), 1, 1)],
+    "aten::baddbmm": [(floats(1, 3, 1), IMAGE[0], IMAGE[1].transpose(1, 2), 1, 1)],
+    "aten::matmul": [
+        (X, TURNED.t()),
+        (X, floats(8)),
+        (floats(4), X),
+        (floats(4), floats(4)),
+        (floats(2, 1, 4, 8), floats(3, 8, 5)),
+        (IMAGE, floats(5)),
+        (IMAGE, floats(5, 2)),
+    ],
+    "aten::convolution": [(IMAGE, KERNELS, None, [1, 1], [1, 0], [1, 1], False, [0, 0], 2)],
+    "aten::_convolution": [(IMAGE, KERNELS, W[:4], [2], [1], [1], False, [0], 2, False, False, False, False)],
+    "aten::convolution_backward": [
+        (floats(2, 4, 2, 5), IMAGE, KERNELS, [4], *PLACES, False, [0, 0], 2, [True, True, True])
+    ],
+    "aten::max_pool2d_with_indices_backward": [
+        (IMAGE, IMAGE, [1, 1], [1, 1], [0, 0], [1, 1], False, torch.zeros(IMAGE.shape, dtype=torch.int64))
+    ],
+    "aten::conv1d": [(IMAGE[0], floats(2, 3, 2), None, [2], [0], [1], 1)],
+    "aten::conv2d": [(IMAGE, KERNELS, W[:4], [2, 1], [0, 2], [1, 2], 2)],
+    "aten::conv3d": [(IMAGE[None], floats(2, 6, 2, 2, 1)[:, :2], None, [1], [0], [1], 1)],
+    "aten::_grad_sum_to_size": [(TURNED, [4, 8]), (TURNED, [8]), (X, None)],
+    "aten::max_pool2d": [(IMAGE, [2, 2], [], [0, 0], [1, 1], False), (IMAGE, [2], [1], [1], [2], False)],
+    "aten::max_pool2d_with_indices": [(IMAGE, [2, 2], [1, 2], [1, 0], [1, 1], False)],
     "aten::mv": [(X, floats(8))],
     "aten::adaptive_avg_pool2d": [(IMAGE, [2, 1]), (WIDE, [2, 2]), (IMAGE[0], [1, 1])],
     "aten::digamma": [(TURNED,), (HALF,), (X > 0,)],
@@ -44,6 +73,8 @@ CALLS = {
     "aten::layer_norm": [(X, [8], None, None, 1e-5, True)],
     "aten::native_layer_norm": [(X, [8], floats(8), None, 1e-5)],
     "aten::rms_norm": [(TURNED, [8], floats(8), 1e-5), (HALF, [8], floats(8), None), (WIDE, [5], None, None)],
+    "aten::softmax": [(TURNED, 1, None), (HALF, 1, torch.float32)],
+    "aten::_softmax": [(TURNED, 1, False)],
     "aten::log_softmax": [(TURNED, 1, None), (HALF, 1, torch.float32)],
     "aten::_log_softmax": [(X, 1, False)],
     "aten::_softmax_backward_data": [(X, X, 1, torch.float32)],

@@ -47,7 +47,7 @@ from ..graph.wrapper import (
 )
 from ..ir.dtypes import DTYPES
 from .autocast import FULL, REDUCED, cast_to
-from .meta_results import RESULTS, broadcast
+from .meta_results import RESULTS, broadcast, reduced
 
 _UNPACK, _TO_TENSOR = "prim::ListUnpack", "prim::NumToTensor"
 _CHECKED = "tsfuser::checked_batch"  # its operand
@@ -128,8 +128,8 @@ def _ran(node: Node, given: list[Any]) -> Any:
         return given[0]
     if kind == _CHECKED:
         return given[0]
-    if kind in RESULTS:
-        return RESULTS[kind](*given)
+    if kind in RESULTS and (result := RESULTS[kind](*given)) is not None:
+        return result
     if kind in (REDUCED, FULL):
         operand = inputs(node)[0]
         target = cast_to(kind, *facts(operand.type())[:2], given[1:])
@@ -161,9 +161,7 @@ def _by_row(node: Node, given: list[Any]) -> torch.Tensor | None:
     arguments = dict(zip(its_schema.arguments, given))
     dim = arguments.get("dim")
     dims = [dim] if isinstance(dim, int) else dim or []
-    return torch.empty_like(
-        torch.ops.aten.sum(tensors[0], dims, arguments.get("keepdim", False)), dtype=dtype
-    )
+    return reduced(tensors[0], dims, arguments.get("keepdim", False), dtype)
 
 
 def _small(given: Any) -> Any:

@@ -20,16 +20,42 @@ from torch._prims_common import suggest_memory_format
 
 def broadcast(operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """The result of an elementwise op."""
-    shape = torch.broadcast_shapes(*(t.shape for t in operands))
+    shape = _broadcast_sizes([t.shape for t in operands])
     like = next((t for t in operands if t.shape == shape), None)
     if like is None:
         return torch.empty(shape, dtype=dtype, device="meta")
-    return torch.empty_like(like, dtype=dtype)
+    return _like(like, dtype)
 
 
-def _alike(op: Any, count: int) -> Callable[..., Any]:
-    """Results like those of an op that gets the first `count` arguments."""
-    return lambda *given: op(*given[:count])
+def _like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """As `torch.empty_like`, which imports sympy."""
+    if not tensor.is_contiguous() and not (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    ):
+        return torch.empty_like(tensor, dtype=dtype)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
+
+
+def _broadcast_sizes(sizes: Sequence[torch.Size]) -> torch.Size:
+    """As `torch.broadcast_shapes`, which imports sympy."""
+    rank = max(map(len, sizes))
+    columns = zip(*((1,) * (rank - len(each)) + tuple(each) for each in sizes))
+    return torch.Size(next((size for size in dim if size != 1), 1) for dim in columns)
+
+
+def reduced(input: Tensor, dims: Sequence[int], keep: bool, dtype: torch.dtype) -> Tensor:
+    """The result of a reduction; no dims are all of them."""
+    gone = {d % input.dim() for d in dims} if dims and input.dim() else set(range(input.dim()))
+    sizes = [1 if d in gone else n for d, n in enumerate(input.shape) if keep or d not in gone]
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def _softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(input.shape, dtype=dtype or input.dtype, device="meta")
+
+
+def _inner_softmax(input: Tensor, dim: int, widens: bool) -> Tensor:
+    return _softmax(input, dim, torch.float32 if widens else None)
 
 
 def _scan(input: Tensor, dim: int, dtype: Any) -> Tensor:
@@ -48,11 +74,13 @@ def _normalized(input: Tensor, shape: list[int], *_: Any) -> tuple[Tensor, ...]:
 
 
 def _gradients(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(None if t is None else torch.empty_like(t) for t in operands)
+    return tuple(None if t is None else _like(t) for t in operands)
 
 
 def _formatted(input: Tensor, *_: Any) -> Tensor:
     """In order, or channels last."""
+    if input.is_contiguous():
+        return _in_order(input)
     return torch.empty_like(input, memory_format=suggest_memory_format(input))
 
 
@@ -60,7 +88,7 @@ def _of_channels(input: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """Result and statistics of a batch norm."""
     count = input.shape[1] if given[4] is True else 0
     statistics = input.new_empty([count], dtype=torch.promote_types(input.dtype, torch.float32))
-    return torch.empty_like(input), statistics, statistics
+    return _like(input), statistics, statistics
 
 
 def _batch_norm(input: Tensor, weight: Any, bias: Any, *given: Any) -> tuple[Any, ...]:
@@ -71,7 +99,7 @@ def _batch_norm(input: Tensor, weight: Any, bias: Any, *given: Any) -> tuple[Any
 
 def _channel_gradients(grad: Tensor, input: Tensor, *_: Any) -> tuple[Tensor, ...]:
     of_weight = input.new_empty([input.shape[1]])
-    return torch.empty_like(input), of_weight, of_weight
+    return _like(input), of_weight, of_weight
 
 
 # ---- joins, products, pooling
@@ -98,15 +126,77 @@ def _product(input: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return input.new_empty([*input.shape[:-1], *weight.shape[:-1]])
 
 
+def _matrix_product(self: Tensor, other: Tensor) -> Tensor:
+    """Of matrices, or of as many in each operand."""
+    return self.new_empty([*self.shape[:-1], other.shape[-1]])
+
+
+def _matmul(self: Tensor, other: Tensor) -> Tensor:
+    batch = _broadcast_sizes([self.shape[:-2], other.shape[:-2]])
+    rows, columns = self.shape[-2:-1], other.shape[-1:] if other.dim() > 1 else ()
+    return self.new_empty([*batch, *rows, *columns])
+
+
+def _convolved(input: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    """None where torch has to say: of another layout, or padding that has a name."""
+    rank = weight.dim() - 2
+    if input.dim() != rank + 2 or isinstance(padding, str):
+        return None
+    if not (input.is_contiguous() and weight.is_contiguous()):
+        return None
+    step, pad, hole = ([*each] * rank if len(each) == 1 else each for each in (stride, padding, dilation))
+    sizes = [
+        (size + 2 * p - h * (k - 1) - 1) // s + 1
+        for size, k, s, p, h in zip(input.shape[2:], weight.shape[2:], step, pad, hole)
+    ]
+    return input.new_empty([input.shape[0], weight.shape[0], *sizes])
+
+
+def _convolution(input: Tensor, *given: Any) -> Any:
+    transposed = given[5]
+    return None if transposed else _convolved(input, *given[:5])
+
+
+def _convolution_gradients(grad: Tensor, input: Tensor, weight: Tensor, bias: Any, *given: Any) -> Any:
+    wanted = given[6]
+    if not all(t.is_contiguous() for t in (grad, input, weight)):
+        return None
+    made = (_like(input), _like(weight), weight.new_empty(weight.shape[:1]))
+    return tuple(t if wants else None for t, wants in zip(made, wanted))
+
+
 def _pooled(input: Tensor, sizes: list[int]) -> Tensor:
     made = input.new_empty([*input.shape[:-2], *sizes])
-    return made.to(memory_format=suggest_memory_format(input))
+    return made if input.is_contiguous() else made.to(memory_format=suggest_memory_format(input))
+
+
+def _max_pooled(input: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> Any:
+    """None where torch has to say: of another layout, or with a part of a window."""
+    if ceil or input.dim() != 4 or not input.is_contiguous():
+        return None
+    size, step, pad, hole = (
+        2 * [*each] if len(each) == 1 else each for each in (kernel, stride or kernel, padding, dilation)
+    )
+    sizes = [
+        (n + 2 * p - h * (k - 1) - 1) // s + 1
+        for n, k, s, p, h in zip(input.shape[2:], size, step, pad, hole)
+    ]
+    return input.new_empty([*input.shape[:2], *sizes])
+
+
+def _max_pooled_with_places(input: Tensor, *given: Any) -> Any:
+    made = _max_pooled(input, *given)
+    return None if made is None else (made, made.new_empty(made.shape, dtype=torch.int64))
+
+
+def _summed_to(input: Tensor, sizes: list[int] | None) -> Tensor:
+    return _like(input) if sizes is None or list(input.shape) == sizes else input.new_empty(sizes)
 
 
 def _function(input: Tensor) -> Tensor:
     """Of one number."""
     dtype = input.dtype if input.dtype.is_floating_point else torch.get_default_dtype()
-    return torch.empty_like(input, dtype=dtype)
+    return _like(input, dtype)
 
 
 # ---- losses
@@ -137,11 +227,11 @@ def _cross_entropy(self: Tensor, target: Tensor, weight: Any, reduction: int, *_
 
 
 def _in_order(input: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(input, memory_format=torch.contiguous_format)
+    return torch.empty(input.shape, dtype=input.dtype, device="meta")
 
 
 def _like_second(grad: Tensor, self: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(self)
+    return _like(self)
 
 
 #: By the op.
@@ -149,8 +239,21 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "aten::cat": _joined,
     "aten::stack": _stacked,
     "aten::linear": _product,
+    "aten::mm": _matrix_product,
+    "aten::bmm": _matrix_product,
+    "aten::addmm": lambda self, *given: _matrix_product(*given[:2]),
+    "aten::baddbmm": lambda self, *given: _matrix_product(*given[:2]),
+    "aten::matmul": _matmul,
+    "aten::convolution": _convolution,
+    "aten::_convolution": _convolution,
+    **{f"aten::conv{rank}d": lambda *given: _convolved(*given[:6]) for rank in (1, 2, 3)},
     "aten::mv": lambda self, vec: self.new_empty(self.shape[:1]),
     "tsfuser::bias_or_zero": lambda bias, like, _: like.new_empty([1]) if bias is None else bias,
+    "aten::_grad_sum_to_size": _summed_to,
+    "aten::max_pool2d": _max_pooled,
+    "aten::max_pool2d_with_indices": _max_pooled_with_places,
+    "aten::max_pool2d_with_indices_backward": _like_second,
+    "aten::convolution_backward": _convolution_gradients,
     "aten::adaptive_avg_pool2d": _pooled,
     "aten::digamma": _function,
     "aten::cumsum": _scan,
@@ -160,14 +263,16 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "aten::triu": _in_order,
     "aten::layer_norm": lambda *given: _normalized(*given)[0],
     "aten::native_layer_norm": _normalized,
-    "aten::log_softmax": _alike(torch.ops.aten.softmax, 3),
-    "aten::_log_softmax": _alike(torch.ops.aten._softmax, 3),
+    "aten::softmax": _softmax,
+    "aten::log_softmax": _softmax,
+    "aten::_softmax": _inner_softmax,
+    "aten::_log_softmax": _inner_softmax,
     "aten::_softmax_backward_data": _like_second,
     "aten::_log_softmax_backward_data": _like_second,
-    "aten::dropout": lambda input, *_: torch.empty_like(input),
+    "aten::dropout": lambda input, *_: _like(input),
     "aten::native_dropout": lambda input, *_: (
-        torch.empty_like(input),
-        torch.empty_like(input, dtype=torch.bool),
+        _like(input),
+        _like(input, torch.bool),
     ),
     "aten::batch_norm": lambda *given: _of_channels(*given)[0],
     "aten::native_batch_norm": _of_channels,

@@ -55,6 +55,7 @@ from .room import use_room
 from .rules import RULES, second
 from .rules.products import STATISTICS
 from .seeds import draw_again
+from .sizes import drop_idle_sums
 from .terms import DTYPE_NUMBERS
 
 PACKED = "prim::DifferentiableGraph"
@@ -95,6 +96,7 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
     joint = reverse(parts.forward.copy(), wanted, moving.union(parts.asked))
     if joint.differentiated != parts.differentiated:
         raise Refusal("an input has second derivatives only")
+    drop_idle_sums(joint)
     expand(joint.graph, second.FORMS)
     kept = {graph_outputs(joint.graph)[i].unique() for i in parts.saved_outputs}
     read_results(

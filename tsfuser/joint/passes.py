@@ -2,7 +2,8 @@
 
 In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
 
-  write_loss_heads  first: what it writes gets types, too
+  drop_idle_sums    first: less for all others to do
+  write_loss_heads  before note_types: what it writes gets types, too
   note_types        before others, which ask for sizes
   part_one_by_one   before all that asks which ops are in groups
   note_eager        before equal ops are one: eager's derivative of x / y computes x / y again, and saves x
@@ -54,6 +55,7 @@ from .parts import part_one_by_one
 from .results import read_results
 from .reverse import Joint
 from .roles import Roles
+from .sizes import drop_idle_sums
 
 
 @dataclass
@@ -154,6 +156,7 @@ def _writes_alike(node: Node) -> bool:
 
 
 PASSES = (
+    Pass("drop_idle_sums", lambda work: drop_idle_sums(work.joint)),
     _write(write_loss_heads),
     Pass("note_types", lambda work: note_types(work.joint.graph)),
     Pass("part_one_by_one", lambda work: part_one_by_one(work.joint.graph)),

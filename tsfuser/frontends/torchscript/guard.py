@@ -32,6 +32,7 @@ from ...graph.wrapper import (
     is_tensor,
     outputs,
 )
+from ...joint.names import mark_as_part
 
 #: Patterns of types that a guard sends to its fallback before it opens.
 PATTERNS = 4
@@ -86,9 +87,12 @@ def _guarded(graph: Graph, value: Value):
 
 
 def _fallback(graph: Graph, group: Node) -> Node:
-    """A node that runs a copy of the subgraph on its own, untyped, so that it is profiled anew."""
+    """A node that runs a copy of the subgraph on its own, untyped, so that it is profiled anew.
+    Training gets no regions there: the graph around it has them."""
     copy = group.g("Subgraph").copy()
     torch._C._jit_pass_erase_shape_information(copy)
+    if graph_inputs(copy):
+        mark_as_part(copy)
     node = graph.create(FALLBACK, inputs(group), group.outputsSize())
     node.g_("Subgraph", copy)
     return node
