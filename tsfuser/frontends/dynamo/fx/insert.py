@@ -25,6 +25,9 @@ ORIGIN = ("stack_trace", "nn_module_stack", "custom")
 PART = (*ORIGIN, "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
 
 
+_FORMATS = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}  # besides the contiguous one
+
+
 class Insert:
     """Call it with an op and its arguments. New nodes get the entries `kept` of the `meta` of `like`."""
 
@@ -37,6 +40,26 @@ class Insert:
             node = self.before.graph.call_function(op, args, kwargs)
         node.meta = {**self.meta, "val": evaluate(node)}
         return node
+
+
+def size_of(tensor: fx.Node, d: int) -> Any:
+    """A size of the tensor: a number, or a node behind it."""
+    size = tensor.meta["val"].shape[d]
+    return size if isinstance(size, int) else Insert(tensor.next, tensor, PART)(aten.sym_size.int, tensor, d)
+
+
+def empty_as(
+    value: torch.Tensor, sizes: list[Any], before: fx.Node, kept: tuple[str, ...] = ORIGIN
+) -> fx.Node | None:
+    """A new tensor like the traced `value`, which has these sizes, made before `before`; None if it would
+    have another layout."""
+    kind = {"dtype": value.dtype, "device": value.device}
+    for form in (torch.contiguous_format, *_FORMATS.get(value.dim(), ())):
+        made = Insert(before, before, kept)(aten.empty.memory_format, sizes, **kind, memory_format=form)
+        if is_alike(made.meta["val"], value):
+            return made
+        made.graph.erase_node(made)
+    return None
 
 
 def laid_out(insert: Insert, node: fx.Node, order: list[int]) -> fx.Node:

@@ -28,8 +28,7 @@ from torch import fx
 from torch._prims_common import suggest_memory_format
 
 from ....ops.pool_windows import has_windows
-from ..fx.insert import PART, Insert, is_alike
-from .sizes_only import size_of
+from ..fx.insert import PART, Insert, is_alike, size_of
 
 aten = torch.ops.aten
 

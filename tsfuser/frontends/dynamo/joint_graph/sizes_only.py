@@ -14,20 +14,17 @@ while the gradient is computed.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from ....ops import without_row
-from ..fx.insert import PART, Insert, is_alike
+from ..fx.insert import PART, empty_as, is_alike, size_of
 from ..fx.strides import is_one_of
 from ..fx.updates import sharing
 
 aten = torch.ops.aten
 
 _DEVICES = ("cpu", "cuda")  # on which ops read the sizes only
-_FORMATS = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}  # besides the contiguous one
 _MARK = "tsfuser_sizes_only"  # in the `meta` of an `empty(...)` that is made here
 
 
@@ -48,26 +45,15 @@ def _empty_like(operand: fx.Node, reader: fx.Node) -> fx.Node | None:
     value = operand.meta["val"]
     if value.device.type not in _DEVICES:
         return None
-    sizes = [size_of(operand, d) for d in range(value.dim())]
-    kind = {"dtype": value.dtype, "device": value.device}
-    for form in (torch.contiguous_format, *_FORMATS.get(value.dim(), ())):
-        made = Insert(reader, reader, PART)(aten.empty.memory_format, sizes, **kind, memory_format=form)
-        if is_alike(made.meta["val"], value):
-            made.meta[_MARK] = True
-            return made
-        reader.graph.erase_node(made)
-    return None
+    made = empty_as(value, [size_of(operand, d) for d in range(value.dim())], reader, PART)
+    if made is not None:
+        made.meta[_MARK] = True
+    return made
 
 
 def is_made_here(node: fx.Node) -> bool:
     """Whether the node is an `empty(...)` of `forget_values`."""
     return _MARK in node.meta
-
-
-def size_of(tensor: fx.Node, d: int) -> Any:
-    """A size of the tensor: a number, or a node behind it."""
-    size = tensor.meta["val"].shape[d]
-    return size if isinstance(size, int) else Insert(tensor.next, tensor, PART)(aten.sym_size.int, tensor, d)
 
 
 def read_inputs_instead(backward: fx.GraphModule) -> None:

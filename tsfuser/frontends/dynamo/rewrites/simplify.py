@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..fx.insert import has_sizes_of, is_alike
 from ..fx.updates import move_last, updates
-from . import copies
+from . import copies, new_tensors
 from .bools import without_bools
 from .fused_multiply_add import as_aten
 from .indexing import add_elements, add_parts, add_wide, put_at_one_place
@@ -204,6 +204,8 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.copy.default: lambda node: _replaced(node) or copies.copied(node),
     aten.lift_fresh_copy.default: copies.lifted,
     aten.repeat.default: copies.repeated,
+    aten.empty_like.default: new_tensors.empty,
+    aten.new_zeros.default: new_tensors.zeros,
     aten.select_scatter.default: copies.part_replaced,
     aten.full.default: _filled_with_bool,
     aten.full_like.default: _filled_with_bool,

@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ....graph.wrapper import Graph, inputs
 from ....grouping.support import Refusals
+from ....ops import without_row
 from ..fx.types import hint
 
 #: Device types on which torch's op sorts.
@@ -113,7 +114,7 @@ def add_in_place(graph: Graph, refusals: Refusals) -> None:
     copy them. Changes the graph's top block, whose nodes must stay in their order from then on."""
     for node in graph.findAllNodes("aten::index_add", False):
         zeros = node.inputsAt(0)
-        if zeros.node().kind() != "aten::new_zeros" or len(zeros.uses()) != 1:
+        if zeros.node().kind() not in without_row.ZEROS or len(zeros.uses()) != 1:
             continue
         made = graph.create("aten::index_add_", inputs(node), 1)
         made.copyMetadata(node)
