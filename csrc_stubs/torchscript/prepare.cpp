@@ -91,7 +91,7 @@ constexpr Step kSteps[] = {
     // Behind the ops in place, too.
     {"copy_as_convolutions_read", copy_as_convolutions_read, true},
     // Behind the ops in place: it asks what is written to. Before what asks for sizes early, as of joins.
-    {"nest_joins", nest_joins},
+    {"nest_joins", nest_joins, true},
     // Behind the ops in place: what they write to may get other sizes.
     {"ask_sizes_early", ask_sizes_early, true},
     // Behind the ops in place, which may give an operand dims: it asks whether some do.

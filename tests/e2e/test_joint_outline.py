@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit.support import script
 from tsfuser import _C
 from tsfuser.debug.plans import plans_of
 from tsfuser.errors import Refusal
@@ -81,6 +82,67 @@ def test_what_is_computed_of_a_product_comes_behind_its_noise(op, end, parted):
     _, regions = outlined(NOISY.format(op, end))
     kind = op.split("(")[0]
     assert kind in regions[0 if parted else 1] and "aten::mm" in regions[0]
+
+
+def test_questions_about_noise_stay_with_the_noise():
+    """Though the program writes to it, and asks how many dims other tensors have."""
+    kinds, regions = outlined("""graph(%x : Tensor, %w : Tensor, %v : Tensor):
+  %n : NoneType = prim::Constant()
+  %p : float = prim::Constant[value=0.5]()
+  %one : int = prim::Constant[value=1]()
+  %0 : Tensor = aten::tanh(%x)
+  %1 : Tensor = aten::mm(%0, %w)
+  %2 : Tensor = aten::mul(%1, %v)
+  %a : int = aten::dim(%v)
+  %b : int = aten::dim(%1)
+  %d : int = tsfuser::joined_dim(%a, %b)
+  %c : int = aten::sub(%d, %one)
+  %l : int[] = prim::ListConstruct(%d, %c)
+  %3 : Tensor = aten::empty(%l, %n, %n, %n, %n, %n)
+  %4 : Tensor = aten::bernoulli_(%3, %p, %n)
+  %s : int[] = aten::size(%3)
+  %5 : Tensor = aten::div_(%3, %p)
+  %6 : Tensor = aten::expand_as(%3, %2)
+  %7 : Tensor = aten::mul(%2, %6)
+  return (%7, %s)""")
+    assert kinds.count(REGION) == 2
+    assert [k for k in regions[1] if k == "aten::mul"] == ["aten::mul"] * 2
+
+
+@pytest.mark.parametrize(
+    "inside, parted", [("raise ValueError('too long')", False), ("print('too long')", True)]
+)
+def test_a_check_parts_no_join_from_its_reader(inside, parted):
+    scripted = script(f"""
+def f(x, y, w):
+    made = torch.mm(y, w)
+    joined = torch.cat([x, made], 1)
+    if made.size(1) > 1:
+        {inside}
+    return torch.sin(torch.tanh(joined))
+""")
+    graph = scripted.graph.copy()
+    outline(graph, lambda _: False)
+    last = [n.kind() for n in graph.findAllNodes(REGION, True)[-1].g("Subgraph").nodes()]
+    assert ("aten::cat" in last) != parted and "aten::sin" in last
+
+
+@pytest.mark.parametrize("of, count", [("%0", 1), ("%a", 2)], ids=["zeros", "a result"])
+def test_what_is_computed_of_zeros_needs_no_derivative(of, count):
+    _, regions = outlined(f"""graph(%x : Tensor, %v : Tensor):
+  %n : NoneType = prim::Constant()
+  %none : int[] = prim::Constant[value=[]]()
+  %numbers : float[] = prim::Constant[value=[1.]]()
+  %counts : int[] = prim::Constant[value=[0]]()
+  %a : Tensor = aten::tanh(%x)
+  %b : Tensor = aten::mul(%a, %v)
+  %l : int[] = aten::size(%v)
+  %0 : Tensor = aten::new_zeros(%b, %l, %n, %n, %n, %n)
+  %1 : Tensor = tsfuser::filled({of}, %none, %counts, %none, %numbers)
+  %2 : Tensor = aten::mul(%b, %1)
+  %3 : Tensor = aten::sin(%2)
+  return (%3)""")
+    assert len(regions) == count
 
 
 def test_what_reads_nothing_of_a_region_stays_before_it():

@@ -8,6 +8,7 @@ from kit import opinfo
 from kit.derivatives import built, judge, ours_and_eagers
 from kit.joint_programs import LEFT, MASKS, OTHERS, PROGRAMS, heads, infos, tensors
 from tsfuser.errors import Refusal
+from tsfuser.joint.passes import divide
 
 
 @pytest.mark.parametrize("info", infos(), ids=opinfo.title)
@@ -69,6 +70,32 @@ def test_a_program_at_two_sets_of_sizes(program, mask):
         found = ours_and_eagers(function, joint, program, tensors(shapes), mask)
         for own, its in zip(*found, strict=True):
             torch.testing.assert_close(own, its, rtol=1e-10, atol=1e-12)
+
+
+def test_widths_and_shifts_that_the_program_computes():
+    """A graph for other sizes, too, which crops where this one pads."""
+
+    def program(x):
+        return torch.roll(F.pad(x, [0, 3 - x.size(1)]), [x.size(0) - 1], [0]).sin()
+
+    function, joint = built(program, [torch.ones(4, 2, dtype=torch.float64)], (True,))
+    for sizes in ((4, 2), (3, 5), (5, 1)):
+        x = torch.randn(sizes, dtype=torch.float64)
+        for own, its in zip(*ours_and_eagers(function, joint, program, [x], (True,)), strict=True):
+            torch.testing.assert_close(own, its, rtol=1e-10, atol=1e-12)
+
+
+def test_the_copy_that_products_read_is_made_once():
+    """Of the heads of an attention, for the products of forward and backward."""
+
+    def program(x, v):
+        q, k = x.view(8, 64, 2, 4, 16).permute(2, 0, 3, 1, 4).tanh().unbind(0)
+        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+    given = [torch.randn(8, 64, 128), torch.randn(8, 4, 64, 16)]
+    _, joint = built(program, given, (True, True))
+    parts = divide(joint)
+    assert parts.forward.findNode("tsfuser::packed") and not parts.backward.findNode("tsfuser::packed")
 
 
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32, torch.float32), (torch.float32,) * 3])

@@ -104,7 +104,7 @@ ALLOWED = {
     "tsfuser/joint/reverse.py": ("to type_as _grad_sum_to_size", "the nodes that it makes"),
     "tsfuser/joint/partial.py": ("add", "sums of gradients, of which one may be missing"),
     "tsfuser/joint/terms.py": (
-        "neg add sub rsub mul div pow eq ne lt le gt ge logical_and logical_or logical_not",
+        "neg add sub rsub mul div pow eq ne lt le gt ge bitwise_and bitwise_or logical_not",
         "operators of Python",
     ),
     "tsfuser/knobs.py": ("add", "an example in a message"),

@@ -50,6 +50,7 @@ _PURE = frozenset(
     "tsfuser::counts",
     "tsfuser::asked_item",
     "tsfuser::joined_before",
+    "tsfuser::joined_dim",
 }
 #: Kinds that do what their `Subgraph` does.
 _WITH_GRAPH = frozenset(

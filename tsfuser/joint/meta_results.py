@@ -236,6 +236,9 @@ def _like_second(grad: Tensor, self: Tensor, *_: Any) -> Tensor:
 
 #: By the op.
 RESULTS: dict[str, Callable[..., Any]] = {
+    "prim::BroadcastSizes": lambda *sizes: list(torch.broadcast_shapes(*sizes)),
+    "tsfuser::joined_dim": lambda *dims: max(dims),
+    "aten::copy": lambda items: list(items),  # of a list; the op of two tensors fails here
     "aten::cat": _joined,
     "aten::stack": _stacked,
     "aten::linear": _product,
@@ -247,6 +250,7 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
     **{f"aten::conv{rank}d": lambda *given: _convolved(*given[:6]) for rank in (1, 2, 3)},
+    "tsfuser::filled": lambda self, *_: torch.empty_like(self),
     "aten::mv": lambda self, vec: self.new_empty(self.shape[:1]),
     "tsfuser::bias_or_zero": lambda bias, like, _: like.new_empty([1]) if bias is None else bias,
     "aten::_grad_sum_to_size": _summed_to,

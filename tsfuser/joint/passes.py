@@ -11,6 +11,8 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
   merge_equal_ops   before the cut: rules ask twice for the same, and the cut counts bytes
   lay_out_gradients behind note_types: it asks for ranks
   read_results      behind note_eager: it asks what eager saves
+  pack_operands     behind merge_equal_ops: products of forward and backward read one copy; before the cut,
+                    which saves that, not what it is made of
   copy_inputs       behind note_eager: it asks what eager saves; before the cut, which chooses
   write_norms       behind it: an op that reads a norm twice is one by now
   note_types        of the nodes that these have written, as the cut counts bytes
@@ -27,6 +29,7 @@ from functools import cache
 
 import torch
 
+from ..graph.matmul_operands import pack_operands
 from ..graph.passes import Pass, run
 from ..graph.roundings import round_saved
 from ..graph.rows import row_of
@@ -164,6 +167,7 @@ PASSES = (
     Pass("lay_out_gradients", lambda work: lay_out_gradients(work.joint.graph)),
     Pass("read_results", _read_results),
     Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
+    Pass("pack_operands", lambda work: pack_operands(work.joint.graph)),
     Pass("copy_inputs", _copy_inputs),
     _write(write_norms),
     Pass("note_types", _note_written),

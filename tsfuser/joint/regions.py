@@ -13,7 +13,8 @@ In: a program's graph, without types. Out: the same graph, in which straight run
 A region ends at branches, loops, calls, writes, ops without a derivative here, and ops that give numbers of
 the elements of tensors. A pure node between its ops that reads nothing of it stays before it. Ops of which
 such an end reads nothing come behind it, where nobody can tell: noise is made for what a product gives, and
-what is computed of the product is in a region with what reads the noise.
+what is computed of the product is in a region with what reads the noise; a norm checks the sizes of what is
+joined for it, and the join is in a region with the norm.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ from .norm_expansions import COPIED
 from .rules import RULES
 
 REGION = "tsfuser::joint_region"
+RAISE = "prim::RaiseException"
 MOST_DELAYED = 1000  # nodes: it takes time to look for what reads them
 FEWEST = 2  # ops with a derivative, besides views: a node of autograd costs as much as they do
 
-_PRIM = frozenset(f"prim::{name}" for name in "ListConstruct ListUnpack NumToTensor dtype device".split())
+_PRIM = frozenset(
+    f"prim::{name}" for name in "ListConstruct ListUnpack NumToTensor BroadcastSizes dtype device".split()
+)
 _WITHOUT_GRADIENT = without_row.FLAT | without_row.LIKE_SELF | without_row.ZEROS
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneType", "DeviceObjType"))
 
@@ -99,14 +103,23 @@ class _Runs:
         self._begin([])
 
     def _begin(self, nodes: list[Node]) -> None:
-        self._nodes = nodes  # of the run that has not ended
-        self._makers = {v.unique(): node for node in nodes for v in outputs(node)}
+        self._nodes: list[Node] = []  # of the run that has not ended
+        self._makers: dict[int, Node] = {}
+        self._flat: set[int] = set()  # values of the run without a gradient
+        for node in nodes:
+            self._append(node)
+
+    def _append(self, node: Node) -> None:
+        made = {v.unique() for v in outputs(node)}
+        self._nodes.append(node)
+        self._makers.update(dict.fromkeys(made, node))
+        if _is_flat(node) or self._is_of_flat(node):
+            self._flat |= made
 
     def add(self, node: Node) -> None:
         read = [*inputs(node), *used_inside(node)]
         if self._takes(node) and all(v.unique() in self._makers or _is_passed(v) for v in inputs(node)):
-            self._nodes.append(node)
-            self._makers.update((v.unique(), node) for v in outputs(node))
+            self._append(node)
         elif effect(node) != PURE or any(v.unique() in self._makers for v in read):
             self.end(node, self._later(node, read))
 
@@ -117,24 +130,32 @@ class _Runs:
         self._begin(list(later))
 
     def _takes(self, node: Node) -> bool:
-        return _is_taken(node) and not any(_is_list(v) and self._is_written(v) for v in outputs(node))
+        if any(_is_list(v) and self._is_written(v) for v in outputs(node)):
+            return False
+        return _is_taken(node) or (_may_be_taken(node) and self._is_of_flat(node))
+
+    def _is_of_flat(self, node: Node) -> bool:
+        """Whether all tensors that it is given are values of the run without a gradient."""
+        given = [v.unique() for v in inputs(node) if _holds_tensors(v)]
+        return bool(given) and self._flat.issuperset(given)
 
     def _later(self, node: Node, read: list[Value]) -> list[Node]:
-        """The nodes of the run that come behind `node`, of which it reads nothing. None where they might be
-        told from it, or were in a group with the others."""
+        """The nodes of the run that come behind `node`: it reads nothing of them, and they touch nothing that
+        the program writes to. None where they were in a group with the others."""
         if len(self._nodes) > MOST_DELAYED or not _may_be_passed(node):
             return []
-        needed: set[Node] = set()
-        waiting = list(read)
+        needed = {n for n in self._nodes if self._touches_written(n)}
+        waiting = [*read, *(v for n in needed for v in inputs(n))]
         while waiting:
             maker = self._makers.get(waiting.pop().unique())
             if maker is not None and maker not in needed:
                 needed.add(maker)
                 waiting += inputs(maker)
         later = [n for n in self._nodes if n not in needed]
-        if 0 < sum(map(_counts, needed)) < FEWEST or not any(map(_gives_tensors, later)):
+        counted = [n for n in needed if _counts(n)]  # too few are left to torch's autograd
+        if len(counted) < FEWEST and any(map(_is_of_groups, counted)) or not any(map(_gives_tensors, later)):
             return []
-        if (draws(node) and any(map(draws, later))) or any(map(self._touches_written, later)):
+        if draws(node) and any(map(draws, later)):
             return []
         made = [self._makers.get(v.unique()) for n in later for v in inputs(n) if _holds_tensors(v)]
         return [] if any(n in needed and _is_of_groups(n) for n in made if n is not None) else later
@@ -155,7 +176,16 @@ def _may_be_passed(node: Node) -> bool:
     """Whether pure nodes may stand behind it that touch nothing that is written."""
     if effect(node) == PURE:
         return not blocks(node)
-    return effect(node) == WRITES and node.kind().startswith("aten::") and schema(node) is not None
+    if effect(node) == WRITES and node.kind().startswith("aten::"):
+        return schema(node) is not None
+    return _raises_only(node)
+
+
+def _raises_only(node: Node) -> bool:
+    """Whether it is a check: a branch that does nothing but to raise an exception."""
+    if node.kind() != "prim::If":
+        return node.kind() in (RAISE, "aten::format")
+    return all(effect(n) == PURE or _raises_only(n) for block in blocks(node) for n in nodes_in(block))
 
 
 def _is_of_groups(node: Node) -> bool:
@@ -177,22 +207,34 @@ def _without_strangers(run: list[Node]) -> list[Node]:
 
 
 def _is_taken(node: Node) -> bool:
-    """Whether a region may hold such a node."""
+    """Whether a region may hold such a node, whatever it is given."""
     kind = node.kind()
-    if not all(_is_passed(v) or _holds_tensors(v) for v in outputs(node)):
+    if not _may_be_taken(node):
         return False
-    if kind.startswith("prim::"):
-        return kind in _PRIM
-    if effect(node) != PURE and not secretly_written(node):
-        return False
-    if kind in RULES or kind in EXPANSIONS:
+    if kind.startswith("prim::") or kind in RULES or kind in EXPANSIONS:
         return True
     if not _gives_tensors(node):
         return not any(map(is_tensor, elements_read(node)))
+    return _is_flat(node)
+
+
+def _may_be_taken(node: Node) -> bool:
+    """Whether a region may hold such a node if it has a derivative, or needs none."""
+    if not all(_is_passed(v) or _holds_tensors(v) for v in outputs(node)):
+        return False
+    if node.kind().startswith("prim::"):
+        return node.kind() in _PRIM
+    return effect(node) == PURE or bool(secretly_written(node))
+
+
+def _is_flat(node: Node) -> bool:
+    """Whether the node gives tensors without a gradient, whatever it is given."""
+    if not node.kind().startswith(("aten::", "tsfuser::")) or not _gives_tensors(node):
+        return False
     found = row_of(node)
     if found is not None and (found[0].flat or found[0].asked == found[1].arguments[0]):
         return True
-    return kind in _WITHOUT_GRADIENT or not any(map(_holds_tensors, inputs(node)))
+    return node.kind() in _WITHOUT_GRADIENT or not any(map(_holds_tensors, inputs(node)))
 
 
 def _is_passed(value: Value) -> bool:

@@ -107,6 +107,7 @@ def cast(grad, self):
     "aten::alias",
     "tsfuser::rounded",
     "tsfuser::in_format_of",
+    "tsfuser::packed",
 )
 def unchanged(grad):
     return grad

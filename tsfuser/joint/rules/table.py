@@ -18,7 +18,7 @@ sizes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,16 @@ def structural(value: Any, what: str) -> Any:
     if given is None:
         raise Refusal(reason)
     raise Unknown(reason, given)
+
+
+def items_of(value: Any, what: str) -> Sequence[Any]:
+    """The items of a list of numbers, of which the program may compute some. Raises as `structural` where it
+    is not known how many there are."""
+    if isinstance(value, Term) and value.value.node().kind() == LIST:
+        return [
+            constant_of(v) if is_constant(v) else Term(value.writer, v) for v in inputs(value.value.node())
+        ]
+    return structural(value, what)
 
 
 def leading_numbers(value: Value) -> tuple[int, ...] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import Refusal
 from ...graph.wrapper import LIST, inputs
 from ..terms import Term
-from .table import known_rank, rule, structural
+from .table import items_of, known_rank, rule, structural
 
 
 @rule("aten::view", "aten::reshape", "aten::flatten", "aten::unflatten", "aten::view_as", "aten::reshape_as")
@@ -97,7 +97,7 @@ def flip(grad, dims):
 
 @rule("aten::roll")
 def roll(grad, shifts, dims):
-    return grad.roll([-shift for shift in structural(shifts, "the shifts of a roll")], dims)
+    return grad.roll([-shift for shift in items_of(shifts, "the shifts of a roll")], dims)
 
 
 @rule("aten::repeat")
@@ -232,7 +232,7 @@ def embedding(grad, weight, indices, padding_idx, scale_grad_by_freq):
 
 @rule("aten::constant_pad_nd")
 def constant_pad_nd(grad, pad):
-    return grad.constant_pad_nd([-width for width in structural(pad, "the widths of a pad")], 0)
+    return grad.constant_pad_nd([-width for width in items_of(pad, "the widths of a pad")], 0)
 
 
 @rule("aten::slice_backward", of="grad_output")
