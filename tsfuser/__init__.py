@@ -43,7 +43,7 @@ from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .frontends.dynamo import door
 from .frontends.dynamo.any_size import compile
-from .frontends.torchscript import caller, joint_door, passes, shown_graphs
+from .frontends.torchscript import caller, joint_door, passes, placed_sums, shown_graphs
 from .frontends.torchscript.training import differentiable
 from .graph import effects, functionalize, matmul_operands
 from .grouping import size_rules
@@ -60,7 +60,13 @@ __all__ = [
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows()}
-_others = {*matmul_operands.GRADIENTS, "aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"}
+_others = {
+    *matmul_operands.GRADIENTS,
+    *placed_sums.PARTS,
+    "aten::conv2d",
+    "prim::ConstantChunk",
+    "prim::ListConstruct",
+}
 _C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS) | _others))
 _C.set_op_facts(
     in_place=list(functionalize.EARLY),

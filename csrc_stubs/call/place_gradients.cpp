@@ -10,6 +10,10 @@
 //
 // tsfuser::sums_at(source, 0, 2, index): new zeros [2, ...] to which the source is added at the index, those
 // of 16 bits in float32. Groups make the few sums as reductions side by side.
+//
+// tsfuser::sums_by_place(source, [9, 4], 0, index, parts, checks): new zeros [9, 4].scatter_add(0, index,
+// source). With `parts`, the index of a part holds for all of its elements; with `checks`, too, sizes are
+// those that index_add takes. Scripted programs differentiate it, where it is in no group.
 
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -47,6 +51,20 @@ at::Tensor sums_at(const at::Tensor& source, int64_t dim, int64_t size, const at
   return zeros.index_add_(dim, index, source.to(wide)).to(dtype);
 }
 
+at::Tensor sums_by_place(const at::Tensor& source, c10::SymIntArrayRef sizes, int64_t dim,
+                         const at::Tensor& index, bool parts, bool checks) {
+  at::Tensor sums = at::zeros_symint(sizes, source.options());
+  if (parts && checks) {
+    return sums.index_add_(dim, index, source);
+  }
+  if (!parts) {
+    return sums.scatter_add_(dim, index, source);
+  }
+  std::vector<int64_t> shape(source.dim(), 1);
+  shape.at(at::maybe_wrap_dim(dim, source.dim())) = -1;
+  return sums.scatter_add_(dim, index.view(shape).expand_as(source), source);
+}
+
 }  // namespace
 }  // namespace tsfuser
 
@@ -57,6 +75,9 @@ TORCH_LIBRARY_FRAGMENT(tsfuser, m) {
   m.def("gather_backward(Tensor gradient, SymInt[] sizes, int dim, Tensor index) -> Tensor");
   m.def("extreme_backward(Tensor gradient, SymInt[] sizes, int dim, Tensor index) -> Tensor");
   m.def("sums_at(Tensor source, int dim, int size, Tensor index) -> Tensor");
+  m.def(
+      "sums_by_place(Tensor source, SymInt[] sizes, int dim, Tensor index, bool parts, bool checks) -> "
+      "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(tsfuser, CompositeExplicitAutograd, m) {
@@ -64,4 +85,8 @@ TORCH_LIBRARY_IMPL(tsfuser, CompositeExplicitAutograd, m) {
   m.impl("gather_backward", tsfuser::gather_backward);
   m.impl("extreme_backward", tsfuser::extreme_backward);
   m.impl("sums_at", tsfuser::sums_at);
+}
+
+TORCH_LIBRARY_IMPL(tsfuser, CompositeImplicitAutograd, m) {
+  m.impl("sums_by_place", tsfuser::sums_by_place);
 }

@@ -255,6 +255,7 @@ UNLISTED = {
     "tsfuser::dropout_seed": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::dropout_mask": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::sums_at": "made of sums at few places: test_compile_few_sums",
+    "tsfuser::sums_by_place": "made of sums in scripted programs: test_scripted_sums",
     "tsfuser::add_at": "made of sums at places that an index names: test_compile_added_at",
     "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
     **dict.fromkeys(

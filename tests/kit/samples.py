@@ -93,6 +93,7 @@ NORMS = {"normalization", "batch_norm", "batch_norm_backward", "instance_norm", 
 _OWN_TESTS = NORMS | {
     "adaptive_pooling",
     "places",
+    "place_sums",
     "scans",
     "searching",
     "reduction",

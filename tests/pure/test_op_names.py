@@ -37,7 +37,7 @@ ALLOWED = {
     "csrc_stubs/call/roundings.cpp": ("rounded unrounded", "the ops that it defines"),
     "csrc_stubs/call/seeded_dropout.cpp": ("seeded_dropout", "the op that it defines"),
     "csrc_stubs/call/place_gradients.cpp": (
-        "nll_loss_backward gather_backward extreme_backward sums_at",
+        "nll_loss_backward gather_backward extreme_backward sums_at sums_by_place",
         "the ops that it defines",
     ),
     "csrc_stubs/group/step_list_build.cpp": ("all", "here it is over a list of bools of the host"),

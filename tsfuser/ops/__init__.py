@@ -18,6 +18,7 @@ from . import (
     normalization,
     paddings,
     parts,
+    place_sums,
     places,
     pointwise,
     pool_gradients,

@@ -32,7 +32,6 @@ from ..ir.lookups import checked
 from ..ir.symbols import define
 from ..ir.values import extent
 from ..ir.windows import position
-from .joins import joined
 from .reduction import narrow
 from .table import ALL, FLOATING, composite
 from .views import dim_of, unsqueezed
@@ -201,34 +200,6 @@ def _placed(
     register, zero = gradient.dtype.register, b.literal(0.0)
     result = b.pointwise("where", (here, element, zero), register, own_types=True, name=name)
     return b.contiguous(narrow(b, name, result, gradient.dtype))
-
-
-@composite(
-    "tsfuser::sums_at",
-    dtypes=FLOATING,
-    sizes="own",
-    fixed=("dim", "size"),
-    table="index",
-    places="index",
-    needs_kernel=True,
-)
-def sums_at(b: Builder, source, dim: int, size: int, index) -> Value:
-    """The sums of the parts of `source` along `dim` that have the same index, of which there are a few"""
-    if not source.dims or len(index.dims) != 1:
-        raise Refusal("sums of a number, or at indices of another rank than 1, are left to torch")
-    dim = dim_of(len(source.dims), dim)
-    if not b.call.decide(sz.eq(b.sizes(source)[dim], b.sizes(index)[0])):
-        raise Refusal("an index and its values differ in size")
-    index = checked(b, "sums_at", index, sz.const(size))
-    for _ in range(len(source.dims) - dim - 1):
-        index = unsqueezed(b, index, len(index.dims))
-    zero, register, found = b.literal(0.0), source.dtype.register, []
-    for place in range(size):
-        here = b.pointwise("eq", (index, b.literal(place)), BOOL, own_types=True)
-        chosen = b.pointwise("where", (here, source, zero), source.dtype, own_types=True)
-        found.append(b.reduce("sums_at", "sum", chosen, [dim], True, register))
-    sums = joined(b, "sums_at", found, dim) if size > 1 else found[0]
-    return b.contiguous(narrow(b, "sums_at", sums, source.dtype))
 
 
 @composite(

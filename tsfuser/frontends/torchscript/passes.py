@@ -9,10 +9,10 @@ becomes
     %7 = prim::CudaFusionGuard[types=[...]](%x)
     %8 = prim::If(%7) block0: prim::CudaFusionGroup(%x)  block1: prim::FallbackGraph(%x)
 
-`PASSES` are the shared ones of `grouping/passes.py` with three of this front end: `remove_profile_nodes`
+`PASSES` are the shared ones of `grouping/passes.py` with four of this front end: `remove_profile_nodes`
 comes first, since profile nodes stand between producers and consumers and carry the types that all else
-needs; `guard_groups` after all changes of the groups' outputs, since a fallback copies the subgraph;
-`move_views_out` after the views are where they stay.
+needs; `make_sums` before what groups take is looked for; `guard_groups` after all changes of the groups'
+outputs, since a fallback copies the subgraph; `move_views_out` after the views are where they stay.
 
 The types that stay on values of the outer graph are wiped by the executor, later; those in subgraphs stay.
 """
@@ -31,6 +31,7 @@ from ...grouping.support import Refusals
 from ...planning import failures
 from ...planning.progress import progress
 from . import guard
+from .placed_sums import make_sums
 from .profile import remove_profile_nodes
 from .strict_fusion import move_views_out
 
@@ -60,6 +61,7 @@ def _guard_groups(work: Work) -> None:
 
 PASSES = (
     Pass("remove_profile_nodes", lambda work: remove_profile_nodes(work.graph)),
+    Pass("make_sums", lambda work: make_sums(work.graph)),
     *BEFORE_GROUPS,
     *MAKE_GROUPS,
     Pass("guard_groups", _guard_groups),
