@@ -147,10 +147,14 @@ def max_pool(grad, self, results, kernel_size, stride, padding, dilation, ceil_m
     return grad.writer(kind, grad, self, kernel_size, stride, padding, dilation, ceil_mode, results[1])
 
 
-@rule("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
-def adaptive_max_pool(grad, self, results, output_size):
-    kind = f"aten::adaptive_max_pool{len(structural(output_size, 'a size'))}d_backward"
-    return grad.writer(kind, grad, self, results[1])
+@rule("aten::adaptive_max_pool2d")
+def adaptive_max_pool2d(grad, self, results):
+    return grad.adaptive_max_pool2d_backward(self, results[1])
+
+
+@rule("aten::adaptive_max_pool3d")
+def adaptive_max_pool3d(grad, self, results):
+    return grad.adaptive_max_pool3d_backward(self, results[1])
 
 
 # ---- norms
