@@ -12,6 +12,7 @@ from tsfuser.errors import Refusal
 from tsfuser.joint.cut import LONGEST
 from tsfuser.joint.example_types import note_types
 from tsfuser.joint.min_cut import UNBOUNDED, Network
+from tsfuser.joint.order import compute_late
 from tsfuser.joint.passes import divide, write_to_new
 
 #: Ops whose inputs eager reads otherwise: it copies a matrix first; its trace has a size as a tensor.
@@ -146,6 +147,26 @@ def test_what_the_forward_stores_anyway_is_saved_before_a_later_value():
     """The product is in memory; its half need not be."""
     parts = cut_of(lambda x, w: ((x @ w) * 0.5).sin(), tensors(((5, 5), (5, 5))))
     assert [v.node().kind() for v in tensors_saved(parts)] == ["aten::matmul"]
+
+
+def test_a_host_saves_results_of_slow_functions_rather_than_operands():
+    """The product is in memory, and as large. The derivative reads the sigmoid."""
+    parts = cut_of(lambda x, w, v: (x @ w).sigmoid() * v, tensors(((5, 5), (5, 5), (5, 5))))
+    assert [v.node().kind() for v in tensors_saved(parts)] == ["aten::sigmoid"]
+    assert "sigmoid" not in kinds(parts.backward)
+
+
+def test_what_is_computed_again_stands_before_its_reader():
+    graph = torch._C.parse_ir("""graph(%grad : Tensor, %x : Tensor):
+      %a : Tensor = aten::sin(%x)
+      %b : Tensor = aten::exp(%a)
+      %c : Tensor = aten::cos(%b)
+      %d : Tensor = aten::tan(%a)
+      %e : Tensor = aten::mul(%grad, %c)
+      %f : Tensor = aten::div(%e, %d)
+      return (%f)""")
+    compute_late(graph, 1)
+    assert kinds(graph) == ["sin", "exp", "cos", "mul", "tan", "div"]
 
 
 def test_random_numbers_are_not_drawn_twice():

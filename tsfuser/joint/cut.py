@@ -26,8 +26,9 @@ again:
   may get an error that eager does not raise: a norm would save its result for its weight alone.)
 - What eager saves of inputs and results counts for nothing: it is in memory anyway. Such results are not
   computed again, so that an error tells the program that has written to them, as in eager.
-- Of equal cuts, that is taken which saves what the forward stores anyway, then that which saves later values,
-  so that less is computed again.
+- Of equal cuts, that is taken by which a host computes fewer slow functions again, as results of sigmoids,
+  which their derivatives read; then that which saves what the forward stores anyway, then that which saves
+  later values, so that less is computed again.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
 )
+from ..ir.symbols import all_symbols
 from ..ops.table import BOOLEAN, INTEGRAL
 from .divide import Cut, Written, divided
 from .example_types import bytes_of
@@ -62,7 +64,9 @@ from .roles import Roles
 LONGEST = 64  # ops in a row that the backward computes again, at most
 _ALSO = ("casts", "fills")  # families of rows that may be computed again, besides elementwise ones
 #: What it costs to keep a byte, and what it costs more where the forward stores it for its backward alone.
-_BYTE, _WRITE = 1 << 12, 1 << 7
+_BYTE, _WRITE = 1 << 16, 1 << 7
+#: What it costs a host to compute a byte again by a function of many instructions.
+_SLOW = 1 << 8
 _SOURCE, _SINK = 0, 1
 
 
@@ -181,6 +185,8 @@ class _Values:
         if is_early and (depth > LONGEST or not self._may_be_computed_again(node)):
             self.network.edge(_SOURCE, vertex, UNBOUNDED)
             depth = 0
+        elif is_early and _is_slow(node):
+            self.network.edge(_SOURCE, vertex, _SLOW * sum(map(bytes_of, outputs(node))))
         for value in outputs(node):
             self._depths[value.unique()] = depth
             self.network.edge(vertex, self._add(value, is_early), UNBOUNDED)
@@ -230,11 +236,17 @@ class _Values:
         return 1 + bytes_of(value) * (_BYTE if value.unique() in self.stored else _BYTE + _WRITE)
 
 
+def _is_slow(node: Node) -> bool:
+    """Whether it takes a host longer than to read the result."""
+    return node.kind().partition("::")[2] in _SLOW_ONES and facts(node.output().type()).device == "cpu"
+
+
 _GRADIENTS_OF_SOFTMAXES = {
     f"aten::{mark}{kind}": f"aten::_{kind}_backward_data"
     for kind in ("softmax", "log_softmax")
     for mark in ("", "_")
 }
+_SLOW_ONES = frozenset(symbol.name for symbol in all_symbols() if not symbol.cheap)
 _PARAM = "prim::Param"
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType"))
 _WHOLE = frozenset((*BOOLEAN, *INTEGRAL))

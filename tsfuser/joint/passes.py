@@ -18,6 +18,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
   note_types        of the nodes that these have written, as the cut counts bytes
   cut               behind all that changes what the backward reads
   round_saved       behind it: it asks what is saved
+  compute_late      before ops in place, which have an order of their own
   write_to_new      behind the cut: that and what comes before see no op in place
 """
 
@@ -54,6 +55,7 @@ from .example_types import note_types
 from .layouts import lay_out_gradients
 from .loss_heads import write_loss_heads
 from .norms import write_norms
+from .order import compute_late
 from .parts import part_one_by_one
 from .results import read_results
 from .reverse import Joint
@@ -124,6 +126,11 @@ def _round_saved(work: Work) -> None:
     round_saved(work.parts.forward, [made[j] for j in work.parts.saved_outputs])
 
 
+def _compute_late(work: Work) -> None:
+    assert work.parts is not None
+    compute_late(work.parts.backward, len(work.parts.asked))
+
+
 def _write_to_new(work: Work) -> None:
     assert work.parts is not None
     write_to_new(work.parts.backward)
@@ -173,5 +180,6 @@ PASSES = (
     Pass("note_types", _note_written),
     Pass("cut", _cut),
     Pass("round_saved", _round_saved),
+    Pass("compute_late", _compute_late),
     Pass("write_to_new", _write_to_new),
 )
