@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import tsfuser
 from kit.support import assert_matches, fresh, fuse, train
-from tsfuser.frontends.dynamo.joint_graph import pool_offsets
+from tsfuser.frontends.dynamo.joint_graph import partition, pool_offsets
 from tsfuser.graph import worth
 from tsfuser.ops import pooling
 from tsfuser.schedule.machine import Machine
@@ -243,6 +243,25 @@ def test_on_a_cpu_torch_makes_gradients_that_read_many_bytes_apart(monkeypatch, 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         torch.compile(lambda x: F.max_pool2d(x * 2.0, 3, step, 1).sin(), backend="tsfuser")(x)
     assert {8: torch.int64, 1: torch.int8}[saved] in kinds
+
+
+@pytest.mark.parametrize("windows", ["pairs", "neighbours", "rounded up and padded"])
+def test_sums_over_images_add_up_the_gradients_of_windows(monkeypatch, device, windows):
+    """As those of a convolution's bias: each window's gradient reaches one element."""
+    graphs, save = [], pool_offsets.save_offsets
+    monkeypatch.setattr(partition, "save_offsets", lambda joint: graphs.append(joint) or save(joint))
+    size, step, padding, _, up = WINDOWS[windows]
+
+    def program(x, bias):
+        return F.max_pool2d((x + bias).relu(), size, step, padding, ceil_mode=up) * 0.5
+
+    given = [images(device), torch.randn(3, 1, 1, device=device)]
+    _, found = train(torch.compile(program, backend="tsfuser"), [t.requires_grad_() for t in given], calls=2)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    for mine, true in zip(found, train(program, exact, calls=1)[1], strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=1e-5, atol=1e-5)
+    sums = [n for n in graphs[0].graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
+    assert sums and all(n.args[0].target is torch.ops.aten.threshold_backward.default for n in sums)
 
 
 def test_the_op_that_saves_it_runs_without_a_group(device):

@@ -16,6 +16,11 @@ where a convolution reads it:
     threshold_backward(max_pool_backward(g, offsets, ...), x, 0)
 becomes
     max_pool_backward(threshold_backward(g, y, 0), offsets, ...)
+
+Each window's gradient reaches one element. So the sum over images, as of a convolution's bias, is that of the
+windows' gradients:
+
+    sum(max_pool_backward(g, offsets, ...), [0, 2, 3])   ->   sum(g, [0, 2, 3])
 """
 
 from __future__ import annotations
@@ -71,6 +76,7 @@ def _change(node: fx.Node, values: fx.Node, indices: fx.Node) -> None:
         found = Insert(gradient, gradient, PART)(torch.ops.tsfuser.max_pool_backward.default, *arguments)
         gradient.replace_all_uses_with(found)
         _ask_results(found, x, made)
+        _add_up_windows(found)
     for old in (*gradients, values, indices, node):
         node.graph.erase_node(old)
 
@@ -100,6 +106,15 @@ def _ask_results(gradient: fx.Node, x: fx.Node, result: fx.Node) -> None:
         gradient.args = (passed, *gradient.args[1:])
         user.replace_all_uses_with(gradient)
         user.graph.erase_node(user)
+
+
+def _add_up_windows(gradient: fx.Node) -> None:
+    """Has sums over images add up the gradients of windows."""
+    rank = gradient.meta["val"].dim()
+    for user in list(gradient.users):
+        dims = user.args[1] if user.target is aten.sum.dim_IntList else None
+        if dims and {rank - 2, rank - 1} <= {dim % rank for dim in dims}:
+            user.replace_input_with(gradient, gradient.args[0])
 
 
 def _is_gradient(user: fx.Node, node: fx.Node, indices: fx.Node) -> bool:
