@@ -1,6 +1,7 @@
 """Scripted functions that a joint graph differentiates (`PYTORCH_NVFUSER_ENABLE=joint_graph`)."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -57,7 +58,13 @@ def grouped(x: Tensor, w: Tensor, b: Tensor):
     return F.group_norm(x * w, 3, w, b).sin()
 
 
-PROGRAMS = [grouped, norm_block, mlp, reductions, attention, rotated, two, written]
+def with_numbers(x: Tensor, w: Tensor, b: Tensor):
+    """Functions of numbers, which are no tensors."""
+    scale = 1.0 / math.sqrt(float(x.size(-1))) + math.exp(-float(w.dim()))
+    return (x * w).tanh() * scale + b
+
+
+PROGRAMS = [with_numbers, grouped, norm_block, mlp, reductions, attention, rotated, two, written]
 MASKS = [mask for mask in itertools.product([True, False], repeat=3) if any(mask)]
 SIZES = [4, 9]
 

@@ -238,7 +238,9 @@ class _Values:
 
 def _is_slow(node: Node) -> bool:
     """Whether it takes a host longer than to read the result."""
-    return node.kind().partition("::")[2] in _SLOW_ONES and facts(node.output().type()).device == "cpu"
+    made = outputs(node)[0]
+    is_slow = node.kind().partition("::")[2] in _SLOW_ONES
+    return is_slow and is_tensor(made) and facts(made.type()).device == "cpu"
 
 
 _GRADIENTS_OF_SOFTMAXES = {
