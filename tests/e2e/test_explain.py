@@ -330,7 +330,7 @@ def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chose
     assert status == 0, err
     assert "result (8, 8) (8, 8)" in out
     assert [line for line in ("activated: ", "summed: ") if line in out] == others
-    assert "sorting and searching are left to torch" in out and "model.py:10" in out
+    assert "sorting is left to torch" in out and "model.py:10" in out
 
 
 def test_words_behind_the_script_are_its_own(tmp_path, capsys, monkeypatch):
