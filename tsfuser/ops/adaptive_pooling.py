@@ -89,7 +89,7 @@ def _mean(b: Builder, name: str, self: Value, sizes: Sequence[int]) -> Value:
 
 
 def _avg_pool(kind: str, name: str, **more) -> None:
-    @composite(kind, left=_left(math.inf), left_unsized=_left_unsized, gradient="strict", **facts(**more))
+    @composite(kind, left=_left(math.inf), left_unsized=_left_unsized, **{**facts(), **more})
     def evaluate(b: Builder, self, output_size: list) -> Value:
         """The mean of each window, of sizes that divide the tensor's"""
         return _mean(b, name, self, output_size)
@@ -130,10 +130,11 @@ def _backward_left(device: str, gradient: Sequence[int], *others: Sequence[int])
     return _left(math.inf)(device, others[-1], gradient)
 
 
-_avg_pool("aten::adaptive_avg_pool1d", "adaptive_avg_pool1d")
-for _count in (2, 3):
-    for _kind in ("aten::adaptive_avg_pool{}d", "aten::_adaptive_avg_pool{}d"):
-        _avg_pool(_kind.format(_count), f"adaptive_avg_pool{_count}d")
-    _avg_pool_backward(_count)
 for _count in (1, 2, 3):
+    _name = f"adaptive_avg_pool{_count}d"
+    # Scripted, it may be the mean of all, which torch makes fast alone.
+    _avg_pool(f"aten::{_name}", _name, gradient="strict", slow_on_gpu=())
+    if _count > 1:
+        _avg_pool(f"aten::_{_name}", _name)
+        _avg_pool_backward(_count)
     _max_pool(f"adaptive_max_pool{_count}d")
