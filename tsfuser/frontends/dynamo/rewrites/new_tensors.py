@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 
 from ..fx.insert import Insert, empty_as
 
@@ -40,9 +41,9 @@ def zeros(node: fx.Node) -> bool:
 
 
 def _waits(node: fx.Node) -> bool:
-    """Whether it is like a tensor that the graph computes."""
+    """Whether it is like a tensor that the graph computes, and can be traced without that."""
     is_plain = node.meta["val"].layout == torch.strided and not node.kwargs.get("pin_memory")
-    return is_plain and node.args[0].op != "placeholder"
+    return is_plain and node.args[0].op != "placeholder" and detect_fake_mode() is not None
 
 
 def _known(node: fx.Node, size: Any) -> Any:
