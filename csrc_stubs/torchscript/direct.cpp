@@ -140,6 +140,9 @@ class DirectBackward : public torch::autograd::Node {
     return graph_->partials_ ? apply_joint(gradients) : apply_whole(gradients);
   }
 
+  // Before a backward after which no other may come: what is saved lives no longer than its last reader.
+  void will_release_variables() override { releases_ = true; }
+
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (last_.empty()) {
@@ -299,6 +302,11 @@ class DirectBackward : public torch::autograd::Node {
         stack[index] = *other++;
       }
     }
+    if (std::exchange(releases_, false) && !read && last_.empty()) {
+      for (SavedVariable& saved : tensors_) {
+        saved.reset_data();
+      }
+    }
   }
 
   const std::shared_ptr<const DirectGraph> graph_;
@@ -312,6 +320,7 @@ class DirectBackward : public torch::autograd::Node {
   // Of a joint graph, by the numbers of its readers: whether they have run in the last backward, empty if
   // all have; and whether what they read is freed, empty if nothing is.
   Flags last_, freed_;
+  bool releases_ = false;
 };
 
 const torch::jit::Operation* DirectGraph::being_copied() { return copied; }
