@@ -240,3 +240,19 @@ def test_a_result_of_bools_that_is_only_asked_for_its_dtype(op):
         for _ in range(4):
             found = torch.autograd.grad(scripted(x, c, 2).sum(), x)
             torch.testing.assert_close(found, torch.autograd.grad(eager(x, c, 2).sum(), x))
+
+
+def test_behind_a_move_between_devices_a_missing_gradient_is_no_zero(device):
+    """Which infinity would make NaN."""
+
+    def program(x: Tensor, y: Tensor):
+        moved = torch.tanh(x.to(y.device).to(torch.float16))
+        return moved, (moved.to(y.device) * x).detach()
+
+    scripted, y = fresh(program), torch.zeros(1, device=device)
+    x = torch.tensor([float("inf"), -float("inf"), 1.0, 0.0], device=device, requires_grad=True)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            found, expected = (torch.autograd.grad(f(x, y)[0].sum(), x)[0] for f in (scripted, program))
+            torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3)
+    assert is_packed(scripted, x, y)

@@ -49,10 +49,11 @@ from ..ir.dtypes import DTYPES
 from .autocast import FULL, REDUCED, cast_to
 from .meta_results import RESULTS, broadcast, reduced
 
-_UNPACK, _TO_TENSOR = "prim::ListUnpack", "prim::NumToTensor"
+_UNPACK, _TO_TENSOR, _TO = "prim::ListUnpack", "prim::NumToTensor", "aten::to"
 _CHECKED = "tsfuser::checked_batch"  # its operand
 _USUAL = 64  # the size of a dim that is not known
 _FLOATS = {DTYPES[name].code: getattr(torch, name) for name in ("float16", "bfloat16", "float32")}
+_BY_CODE = {dtype.code: getattr(torch, name) for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _UNKNOWN = object()
 
 
@@ -136,6 +137,8 @@ def _ran(node: Node, given: list[Any]) -> Any:
         return given[0] if target is None else given[0].to(_FLOATS[target])
     if kind == _TO_TENSOR:
         return torch.tensor(given[0])
+    if kind == _TO and found is not None:
+        return _cast(**dict(zip(found.arguments, given)))
     if kind in OPERATIONS and not any(isinstance(g, torch.Tensor) for g in given):
         return OPERATIONS[kind](None, *given)
     if found is None or kind.startswith("prim::"):
@@ -162,6 +165,12 @@ def _by_row(node: Node, given: list[Any]) -> torch.Tensor | None:
     dim = arguments.get("dim")
     dims = [dim] if isinstance(dim, int) else dim or []
     return reduced(tensors[0], dims, arguments.get("keepdim", False), dtype)
+
+
+def _cast(self: torch.Tensor, dtype: Any = None, other: Any = None, memory_format: Any = None, **_: Any):
+    """What `to` gives, but for its device."""
+    wanted = other.dtype if isinstance(other, torch.Tensor) else _BY_CODE.get(dtype, dtype) or self.dtype
+    return self.to(wanted) if memory_format is None else self.to(wanted, memory_format=memory_format)
 
 
 def _small(given: Any) -> Any:
@@ -191,8 +200,11 @@ def _device(node: Node) -> str | None:
         node = node.inputsAt(0).node()
     if node.kind() == CONSTANT:
         return str(node.output().toIValue().device)
-    if _makes_tensor(node):
-        return _named_device(inputs(node)[schema(node).arguments.index("device")])
+    found = schema(node)
+    named = None if found is None else dict(zip(found.arguments, inputs(node))).get("device")
+    moves = node.kind() == _TO and named is not None and not (is_constant(named) and constant_of(named) is None)
+    if named is not None and (_makes_tensor(node) or moves):
+        return _named_device(named)
     lists = [v.node() for v in inputs(node) if v.node().kind() == LIST and not is_plain_list(v)]
     found = {common_device(each, Knowledge()) for each in lists or [node]}
     return found.pop() if len(found) == 1 else None
