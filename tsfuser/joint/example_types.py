@@ -200,14 +200,22 @@ def _device(node: Node) -> str | None:
         node = node.inputsAt(0).node()
     if node.kind() == CONSTANT:
         return str(node.output().toIValue().device)
-    found = schema(node)
-    named = None if found is None else dict(zip(found.arguments, inputs(node))).get("device")
-    moves = node.kind() == _TO and named is not None and not (is_constant(named) and constant_of(named) is None)
-    if named is not None and (_makes_tensor(node) or moves):
+    named = _device_argument(node)
+    if named is not None and (
+        _makes_tensor(node) or not is_constant(named) or constant_of(named) is not None
+    ):
         return _named_device(named)
     lists = [v.node() for v in inputs(node) if v.node().kind() == LIST and not is_plain_list(v)]
     found = {common_device(each, Knowledge()) for each in lists or [node]}
     return found.pop() if len(found) == 1 else None
+
+
+def _device_argument(node: Node) -> Value | None:
+    """Where the results of the node are, where it makes tensors or moves one."""
+    its_schema = schema(node)
+    if its_schema is None or not (_makes_tensor(node) or node.kind() == _TO):
+        return None
+    return dict(zip(its_schema.arguments, inputs(node))).get("device")
 
 
 def _named_device(value: Value) -> str | None:
