@@ -26,9 +26,9 @@ again:
   may get an error that eager does not raise: a norm would save its result for its weight alone.)
 - What eager saves of inputs and results counts for nothing: it is in memory anyway. Such results are not
   computed again, so that an error tells the program that has written to them, as in eager.
-- Of equal cuts, that is taken by which a host computes fewer slow functions again, as results of sigmoids,
-  which their derivatives read; then that which saves what the forward stores anyway, then that which saves
-  later values, so that less is computed again.
+- What the forward stores for its backward alone costs a little more than what it stores anyway (`_WRITE`), as
+  does a slow function that a host computes again, such as a sigmoid whose result its derivative reads
+  (`_SLOW`). Of equal cuts, that is taken which saves later values, so that less is computed again.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from .roles import Roles
 LONGEST = 64  # ops in a row that the backward computes again, at most
 _ALSO = ("casts", "fills")  # families of rows that may be computed again, besides elementwise ones
 #: What it costs to keep a byte, and what it costs more where the forward stores it for its backward alone.
-_BYTE, _WRITE = 1 << 16, 1 << 7
+_BYTE, _WRITE = 1 << 16, 1 << 11
 #: What it costs a host to compute a byte again by a function of many instructions.
-_SLOW = 1 << 8
+_SLOW = 1 << 12
 _SOURCE, _SINK = 0, 1
 
 
