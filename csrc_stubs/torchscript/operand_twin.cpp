@@ -117,9 +117,13 @@ void run_normalized(Stack& stack) {
   torch::jit::push(stack, normalized(pop_operands(stack), numbers));
 }
 
-// The gradients of the operand, the weight and the bias, undefined for what is not there. They have
-// gradients themselves where gradients are on and an operand requires one. Autocast may have computed the
-// result in the dtype of `gradient`.
+bool may_have_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
+}
+
+// The gradients of the operand, the weight and the bias, undefined for what is not there, or is of integers.
+// They have gradients themselves where gradients are on and an operand requires one. Autocast may have
+// computed the result in the dtype of `gradient`.
 NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormNumbers& numbers) {
   const bool again = c10::GradMode::is_enabled();
   const c10::AutoGradMode on(true);
@@ -128,7 +132,7 @@ NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormN
   }
   NormTensors cast, moving;
   for (at::Tensor& tensor : given) {
-    if (tensor.defined()) {
+    if (may_have_gradient(tensor)) {
       // Another tensor in any case: the operand may be computed of the weight, and what the weight gets that
       // way is not this op's to give.
       tensor = again && tensor.requires_grad() ? at::alias(tensor) : tensor.detach().requires_grad_();
@@ -144,7 +148,7 @@ NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormN
                                            /*retain_graph=*/std::nullopt, /*create_graph=*/again);
   NormTensors all;
   for (size_t i = 0, next = 0; i < (numbers.norm == kRmsNorm ? 2 : 3); ++i) {
-    all.push_back(given[i].defined() ? found.at(next++) : at::Tensor());
+    all.push_back(may_have_gradient(given[i]) ? found.at(next++) : at::Tensor());
   }
   return all;
 }

@@ -2,12 +2,14 @@
 and behind them is in one differentiable graph, and groups compute their gradients."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
 
 import tsfuser
-from kit.opsweep import plain
+from kit.opsweep import plain, single_nodes
+from kit.outcomes import outcome
 from kit.support import assert_matches, groups, kinds, no_fallback, script, train
 
 pytestmark = pytest.mark.graphs
@@ -282,3 +284,27 @@ def test_modules_are_in_one_differentiable_graph():
         graph = torch.jit.last_executed_optimized_graph()
     assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 1
     assert not [n for n in graph.nodes() if n.kind().startswith("aten::") and "norm" in n.kind()]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool], ids=str)
+def test_a_weight_of_integers_has_no_gradient(device, dtype):
+    """The function was profiled with one that has."""
+    scripted = script("""
+def f(x: Tensor, shape: List[int], w: Tensor):
+    return torch.nn.functional.rms_norm(x, shape, w, eps=0.5)
+""")
+    x = torch.randn(1, 2, 3, device=device)
+    with single_nodes(True), tsfuser.fuser():
+        for _ in range(4):
+            assert outcome(scripted, [x, [1, 2, 3], torch.rand_like(x)], gradients=True)[0] == "gives"
+        given = x.clone().requires_grad_()
+        weight = torch.tensor([[[0, 1, 1], [0, 1, 1]]], device=device).to(dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of two dtypes
+            expected = torch.nn.functional.rms_norm(given, [1, 2, 3], weight, eps=0.5)
+            (eagers,) = torch.autograd.grad(expected.sum(), given)
+            for _ in range(3):
+                found = scripted(given, [1, 2, 3], weight)
+                (own,) = torch.autograd.grad(found.sum(), given)
+                assert_matches(found, expected, ops=20)
+                assert_matches(own, eagers, ops=40)
