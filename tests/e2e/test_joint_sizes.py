@@ -96,9 +96,12 @@ _C.use_joint_functions(True)
 from torch import nn
 layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
 model, x = torch.jit.script(nn.Sequential(*layers, nn.LayerNorm(3), nn.Softmax(-1))), torch.rand(2, 3, 4, 4)
+casts = torch.jit.CompilationUnit("def f(x):\\n    return (x.to(torch.float16) * 2).float().sum()\\n").f
+w = torch.rand(3, requires_grad=True)
 with tsfuser.fuser():
     for _ in range(4):
         model(x).sum().backward()
+        casts(w).backward()
 print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

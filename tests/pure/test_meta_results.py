@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tsfuser.joint.meta_results import RESULTS
+from tsfuser.joint.meta_results import RESULTS, like
 
 
 def floats(*sizes, dtype=torch.float32):
@@ -143,3 +143,18 @@ def overload(space, name, given):
     packet = getattr(getattr(torch.ops, space), name)
     found = [getattr(packet, each) for each in packet.overloads() if "out" not in each]
     return next(f for f in found if len(f._schema.arguments) == len(given))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [X, TURNED, WIDE, ONE, X[:, ::2], X[:0], X[:1].expand(3, 8), ONE.expand(2, 3), ONE.expand(1, 1)],
+    ids=lambda t: f"{list(t.shape)} {t.stride()}",
+)
+def test_memory_like_that_of_a_tensor(tensor):
+    there = (
+        tensor.to("meta")
+        if tensor.is_contiguous()
+        else torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+    )
+    made, expected = like(there, torch.float16), torch.empty_like(tensor, dtype=torch.float16)
+    assert (made.shape, made.stride(), made.dtype) == (expected.shape, expected.stride(), expected.dtype)

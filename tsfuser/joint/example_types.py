@@ -47,7 +47,7 @@ from ..graph.wrapper import (
 )
 from ..ir.dtypes import DTYPES
 from .autocast import FULL, REDUCED, cast_to
-from .meta_results import RESULTS, broadcast, reduced
+from .meta_results import RESULTS, broadcast, like, reduced
 
 _UNPACK, _TO_TENSOR, _TO = "prim::ListUnpack", "prim::NumToTensor", "aten::to"
 _CHECKED = "tsfuser::checked_batch"  # its operand
@@ -167,10 +167,12 @@ def _by_row(node: Node, given: list[Any]) -> torch.Tensor | None:
     return reduced(tensors[0], dims, arguments.get("keepdim", False), dtype)
 
 
-def _cast(self: torch.Tensor, dtype: Any = None, other: Any = None, memory_format: Any = None, **_: Any):
-    """What `to` gives, but for its device."""
+def _cast(self: torch.Tensor, dtype: Any = None, other: Any = None, memory_format: Any = None, **more: Any):
+    """What `to` gives, but for its device. Without a format, as torch would import sympy for it."""
     wanted = other.dtype if isinstance(other, torch.Tensor) else _BY_CODE.get(dtype, dtype) or self.dtype
-    return self.to(wanted) if memory_format is None else self.to(wanted, memory_format=memory_format)
+    if memory_format is not None:
+        return self.to(wanted, memory_format=memory_format)
+    return like(self, wanted) if wanted != self.dtype or more.get("copy") else self
 
 
 def _small(given: Any) -> Any:

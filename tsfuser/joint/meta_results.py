@@ -21,22 +21,23 @@ from torch._prims_common import suggest_memory_format
 def broadcast(operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """The result of an elementwise op."""
     shape = _broadcast_sizes([t.shape for t in operands])
-    like = next((t for t in operands if t.shape == shape), None)
-    if like is None:
+    whole = next((t for t in operands if t.shape == shape), None)
+    if whole is None:
         return torch.empty(shape, dtype=dtype, device="meta")
-    return _like(like, dtype)
+    return like(whole, dtype)
 
 
-def _like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """As `torch.empty_like`, which imports sympy."""
-    if not tensor.is_contiguous() and not (
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    ):
-        return torch.empty_like(tensor, dtype=dtype)
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
+    is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    if tensor.is_contiguous() or is_last:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
+    if not any(tensor.stride()):  # one number for all elements
+        return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta")
+    return torch.empty_like(tensor, dtype=dtype)
 
 
-def _broadcast_sizes(sizes: Sequence[torch.Size]) -> torch.Size:
+def _broadcast_sizes(sizes: Sequence[Sequence[int]]) -> torch.Size:
     """As `torch.broadcast_shapes`, which imports sympy."""
     rank = max(map(len, sizes))
     columns = zip(*((1,) * (rank - len(each)) + tuple(each) for each in sizes))
@@ -74,7 +75,7 @@ def _normalized(input: Tensor, shape: list[int], *_: Any) -> tuple[Tensor, ...]:
 
 
 def _gradients(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(None if t is None else _like(t) for t in operands)
+    return tuple(None if t is None else like(t) for t in operands)
 
 
 def _formatted(input: Tensor, *_: Any) -> Tensor:
@@ -88,7 +89,7 @@ def _of_channels(input: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """Result and statistics of a batch norm."""
     count = input.shape[1] if given[4] is True else 0
     statistics = input.new_empty([count], dtype=torch.promote_types(input.dtype, torch.float32))
-    return _like(input), statistics, statistics
+    return like(input), statistics, statistics
 
 
 def _batch_norm(input: Tensor, weight: Any, bias: Any, *given: Any) -> tuple[Any, ...]:
@@ -99,7 +100,7 @@ def _batch_norm(input: Tensor, weight: Any, bias: Any, *given: Any) -> tuple[Any
 
 def _channel_gradients(grad: Tensor, input: Tensor, *_: Any) -> tuple[Tensor, ...]:
     of_weight = input.new_empty([input.shape[1]])
-    return _like(input), of_weight, of_weight
+    return like(input), of_weight, of_weight
 
 
 # ---- joins, products, pooling
@@ -161,7 +162,7 @@ def _convolution_gradients(grad: Tensor, input: Tensor, weight: Tensor, bias: An
     wanted = given[6]
     if not all(t.is_contiguous() for t in (grad, input, weight)):
         return None
-    made = (_like(input), _like(weight), weight.new_empty(weight.shape[:1]))
+    made = (like(input), like(weight), weight.new_empty(weight.shape[:1]))
     return tuple(t if wants else None for t, wants in zip(made, wanted))
 
 
@@ -190,13 +191,13 @@ def _max_pooled_with_places(input: Tensor, *given: Any) -> Any:
 
 
 def _summed_to(input: Tensor, sizes: list[int] | None) -> Tensor:
-    return _like(input) if sizes is None or list(input.shape) == sizes else input.new_empty(sizes)
+    return like(input) if sizes is None or list(input.shape) == sizes else input.new_empty(sizes)
 
 
 def _function(input: Tensor) -> Tensor:
     """Of one number."""
     dtype = input.dtype if input.dtype.is_floating_point else torch.get_default_dtype()
-    return _like(input, dtype)
+    return like(input, dtype)
 
 
 # ---- losses
@@ -231,12 +232,12 @@ def _in_order(input: Tensor, *_: Any) -> Tensor:
 
 
 def _like_second(grad: Tensor, self: Tensor, *_: Any) -> Tensor:
-    return _like(self)
+    return like(self)
 
 
 #: By the op.
 RESULTS: dict[str, Callable[..., Any]] = {
-    "prim::BroadcastSizes": lambda *sizes: list(torch.broadcast_shapes(*sizes)),
+    "prim::BroadcastSizes": lambda *sizes: list(_broadcast_sizes(sizes)),
     "tsfuser::joined_dim": lambda *dims: max(dims),
     "aten::copy": lambda items: list(items),  # of a list; the op of two tensors fails here
     "aten::cat": _joined,
@@ -250,9 +251,9 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
     **{f"aten::conv{rank}d": lambda *given: _convolved(*given[:6]) for rank in (1, 2, 3)},
-    "tsfuser::filled": lambda self, *_: torch.empty_like(self),
+    "tsfuser::filled": lambda self, *_: like(self),
     "aten::mv": lambda self, vec: self.new_empty(self.shape[:1]),
-    "tsfuser::bias_or_zero": lambda bias, like, _: like.new_empty([1]) if bias is None else bias,
+    "tsfuser::bias_or_zero": lambda bias, result, _: result.new_empty([1]) if bias is None else bias,
     "aten::_grad_sum_to_size": _summed_to,
     "aten::max_pool2d": _max_pooled,
     "aten::max_pool2d_with_indices": _max_pooled_with_places,
@@ -273,10 +274,10 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "aten::_log_softmax": _inner_softmax,
     "aten::_softmax_backward_data": _like_second,
     "aten::_log_softmax_backward_data": _like_second,
-    "aten::dropout": lambda input, *_: _like(input),
+    "aten::dropout": lambda input, *_: like(input),
     "aten::native_dropout": lambda input, *_: (
-        _like(input),
-        _like(input, torch.bool),
+        like(input),
+        like(input, torch.bool),
     ),
     "aten::batch_norm": lambda *given: _of_channels(*given)[0],
     "aten::native_batch_norm": _of_channels,
