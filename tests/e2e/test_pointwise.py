@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tsfuser
-from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
+from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script, through
 
 pytestmark = pytest.mark.optimized
 
@@ -256,6 +256,25 @@ def test_cpu_scalar_tensors_travel_by_value(device, dtype):
     for value in (0, 7, -2):
         other = torch.tensor(value).to(dtype)
         assert_matches(scripted(x, other), mixed_pair(x, other), ops=2)
+
+
+def moved(x, s):
+    there = s.to(x.device)
+    return x * there + there, there * 2, s.to(x), s.type_as(x)
+
+
+@pytest.mark.parametrize("door", ["script", "compile"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_cpu_scalar_tensors_that_are_moved_leave_a_group(device, dtype, door):
+    x, s = torch.randn(6, 5, device=device), torch.tensor(3).to(dtype)
+    with no_fallback():
+        run = through(moved, door)
+        for _ in range(4):
+            found = run(x, s)
+    wanted = moved(x, s)
+    assert [y.device for y in found] == [y.device for y in wanted]
+    for ours, eager in zip(found, wanted):
+        assert_matches(ours, eager, ops=2)
 
 
 def number_program(x, a: float, n: int):

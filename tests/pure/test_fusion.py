@@ -11,6 +11,7 @@ from tsfuser.ir.dtypes import DOUBLE, INT64
 from tsfuser.ir.fusion import Lookup, Pointwise, Random, Value
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
+from tsfuser.ops import casts
 from tsfuser.schedule import expanded
 from tsfuser.schedule.machine import GPU
 from tsfuser.schedule.schedulers import is_one_pass
@@ -226,3 +227,33 @@ def test_a_damaged_random_op_does_not_verify(change, complaint):
         replace(op, **change) if isinstance(op, Random) and op.stream == 0 else op for op in fusion.ops
     )
     assert complaint in verify(replace(fusion, ops=ops))
+
+
+def to(b, x, copy=False):
+    return casts.to_dtype_layout(b, x, device="cuda:0", copy=copy)
+
+
+MOVES = {
+    "to": to,
+    "copy": lambda b, x: to(b, x, True),
+    "to_other": lambda b, x: casts.to_other(b, x, b.tensor(1)),
+    "type_as": lambda b, x: casts.type_as(b, x, b.tensor(1)),
+    "_to_copy": lambda b, x: casts.to_copy(b, x, device="cuda:0"),
+}
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", MOVES)
+def test_a_number_from_the_cpu_that_is_moved_may_leave_a_group(name, dtype, behind):
+    """Eager has it on the group's device then: it is computed, never the input itself."""
+
+    def program(b, x, y):
+        made = MOVES[name](b, x)
+        return b.pointwise("neg", (made,), made.dtype) if behind else made
+
+    args = tensor(dtype=dtype, device="cpu"), tensor(5)
+    _, fusion = build(program, *args)
+    assert len(fusion.outputs) == 1
+    with pytest.raises(Refusal, match="is on the CPU"):
+        build(lambda b, x, y: b.pointwise("neg", (x,), x.dtype), *args)

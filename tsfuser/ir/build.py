@@ -409,6 +409,8 @@ class Builder(ResultLayouts):
     def is_on_cpu(self, value: Value) -> bool:
         """Whether eager computes `value` on the CPU, beside tensors of a group on another device."""
         read = {value.name}.union(v.name for op in self.needed([value]) for v in op.operands)
+        if read & self.moved:
+            return False
         sources = [i.by_value for i in self.inputs.values() if i.value.name in read]
         return bool(sources) and all(sources)
 

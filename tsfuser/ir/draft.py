@@ -43,6 +43,8 @@ class Draft:
         self.split_reads: list[tuple[Value, Value, dict[Axis, tuple[Axis, ...]]]] = []
         # names of values that must not leave the group: eager's may be views of others
         self.views: set[str] = set()
+        # names of values of 0-dim CPU tensors that eager has copied to the group's device
+        self.moved: set[str] = set()
         self.drawn: sz.Size | None = None  # Philox blocks that eager's random ops have taken so far
         self._count = 0
 

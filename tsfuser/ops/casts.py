@@ -51,6 +51,15 @@ def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
     return b.cast(self, dtype)
 
 
+def _moved(b: Builder, self: Value, dtype: DType, moves: bool, copy: bool = False) -> Value:
+    """`_cast`, to the group's device if it `moves`: then a 0-dim CPU tensor beside it is copied there."""
+    if not moves or self.dims or b.device == "cpu" or not b.is_on_cpu(self):
+        return _cast(b, self, dtype, copy)
+    made = _cast(b, self, dtype, copy=True)
+    b.moved.add(made.name)
+    return made
+
+
 @composite("aten::to", "dtype", **_CAST, instead=_KNOWN)
 def to_dtype(
     b: Builder,
@@ -77,7 +86,7 @@ def to_device(
 ) -> Value:
     """`self` in another dtype: the form of `x.to(device, dtype)` in traces"""
     check_options(b, device=device, memory_format=memory_format)
-    return _cast(b, self, scalar_type(dtype), copy)
+    return _moved(b, self, scalar_type(dtype), device is not None, copy)
 
 
 @composite("aten::to", "dtype_layout", **_CAST)
@@ -94,7 +103,8 @@ def to_dtype_layout(
 ) -> Value:
     """`self` in another dtype, or as it is: the form of `x.to(device)` in traces"""
     check_options(b, layout, device, pin_memory, memory_format)
-    return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
+    wanted = self.dtype if dtype is None else scalar_type(dtype)
+    return _moved(b, self, wanted, device is not None, copy)
 
 
 @composite("aten::to", "prim_dtype", **_CAST)
@@ -114,15 +124,15 @@ def to_other(
     copy: bool = False,
     memory_format: int | None = None,
 ) -> Value:
-    """`self` in the dtype of `other`"""
+    """`self` in the dtype of `other`, and on its device"""
     check_options(b, memory_format=memory_format)
-    return _cast(b, self, other.dtype, copy)
+    return _moved(b, self, other.dtype, not b.is_on_cpu(other), copy)
 
 
 @composite("aten::type_as", **_CAST, secret_view=True, dtype_from="other")
 def type_as(b: Builder, self, other) -> Value:
-    """`self` in the dtype of `other`"""
-    return _cast(b, self, other.dtype)
+    """`self` in the dtype of `other`, and on its device"""
+    return _moved(b, self, other.dtype, not b.is_on_cpu(other))
 
 
 @composite("tsfuser::as_written", **_CAST, secret_view=True, dtype_from="target")
@@ -147,7 +157,8 @@ def to_copy(
 ) -> Value:
     """A new tensor with the values of `self`, in `dtype`"""
     check_options(b, layout, device, pin_memory, memory_format)
-    return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
+    wanted = self.dtype if dtype is None else scalar_type(dtype)
+    return _moved(b, self, wanted, device is not None, copy=True)
 
 
 @composite("aten::clone", dtypes=CONVERTED, sizes="first", smooth=True, copies=True, moves=True)
