@@ -394,3 +394,63 @@ def test_turns_of_a_loop_are_one_region():
             torch.testing.assert_close(got, want)
         inner = [f for f, _ in scripted(x).grad_fn.next_functions if "Accumulate" not in f.name()]
     assert not inner
+
+
+class Normed(nn.Module):
+    """A norm's result is read by a product, and leaves the region."""
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(2, 4, 1), norm, nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor):
+        y = self.norm(self.first(x))
+        return doubled(self.second(y).tanh()).sin() * y
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d(4), nn.LayerNorm(5)], ids=lambda m: type(m).__name__)
+def test_a_norms_result_that_a_product_saves_may_leave_a_region(kind, device):
+    torch.manual_seed(3)
+    module = Normed(kind).to(device)
+    scripted = torch.jit.script(copy.deepcopy(module))
+    with tsfuser.fuser():
+        for _ in range(4):
+            x = torch.randn(2, 2, 5, 5, device=device)
+            got, want = (
+                [y, *torch.autograd.grad(y.square().sum(), list(m.parameters()))]
+                for m in (scripted, module)
+                for y in [m(x)]
+            )
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+        assert packed(scripted) == 2
+
+
+class Padded(nn.Module):
+    """Sizes that are parts of lists decide how a tensor is padded."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor):
+        h = torch.sin(self.first(x))
+        height, width, _ = h.shape[-3:]
+        rows = list(h.shape)
+        h = F.pad(h, (0, 0, 0, width % 2, 0, height % 2, 0, rows[0] % 2))
+        return self.second(h[..., 0::2, 0::2, :].cos())
+
+
+@pytest.mark.parametrize("sizes", [(2, 5, 5, 3), (3, 4, 5, 3), (1, 1, 1, 3)])
+def test_sizes_of_parts_of_lists_are_known(sizes, device):
+    """Of values behind them, too, it is decided what autocast casts."""
+    torch.manual_seed(3)
+    module = Padded().to(device)
+    scripted = torch.jit.script(copy.deepcopy(module))
+    with tsfuser.fuser():
+        for _ in range(4):
+            x = torch.randn(sizes, device=device)
+            (got, mine), (want, theirs) = (autocast_step(m, x, torch.bfloat16) for m in (scripted, module))
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            assert packed(scripted) == 1

@@ -111,6 +111,8 @@ CALLS = {
 IN_GRAPHS = {
     "prim::BroadcastSizes",
     "aten::copy",  # of a list
+    "aten::list",
+    "aten::slice",
     "tsfuser::joined_dim",
     "tsfuser::filled",
     "tsfuser::bias_or_zero",

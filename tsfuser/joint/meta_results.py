@@ -235,11 +235,17 @@ def _like_second(grad: Tensor, self: Tensor, *_: Any) -> Tensor:
     return like(self)
 
 
+def _part_of_list(items: Any, *place: int | None) -> list | None:
+    return items[slice(*place)] if isinstance(items, list) else None  # of a tensor, torch is asked
+
+
 #: By the op.
 RESULTS: dict[str, Callable[..., Any]] = {
     "prim::BroadcastSizes": lambda *sizes: list(_broadcast_sizes(sizes)),
     "tsfuser::joined_dim": lambda *dims: max(dims),
     "aten::copy": lambda items: list(items),  # of a list; the op of two tensors fails here
+    "aten::list": lambda items: list(items) if isinstance(items, list) else None,
+    "aten::slice": _part_of_list,
     "aten::cat": _joined,
     "aten::stack": _stacked,
     "aten::linear": _product,

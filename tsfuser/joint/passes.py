@@ -94,6 +94,10 @@ def _write(forms: Callable[[Graph], list[Written]]) -> Pass:
 def _note_written(work: Work) -> None:
     if work.written:
         note_types(work.joint.graph)
+    for made in work.written:
+        kept = None if made.parts else work.by_eager.get(made.instead.unique())
+        if kept is not None:  # eager saves the same numbers
+            work.by_eager.setdefault(made.value.unique(), kept)
 
 
 def _note_eager(work: Work) -> None:
