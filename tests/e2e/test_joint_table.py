@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from kit.joint_measures import PROGRAMS, attention, encoder, head, image, joint, operands, scripted
+from kit.joint_measures import (
+    PROGRAMS,
+    Layers,
+    attention,
+    encoder,
+    head,
+    image,
+    joint,
+    operands,
+    scripted,
+    trained,
+)
 from tsfuser import _C
 from tsfuser.schedule.machine import Machine
 
@@ -34,16 +45,21 @@ def test_no_more_is_saved_and_launched(device, program):
         torch.testing.assert_close(tuple(gradients), expected, rtol=precision, atol=precision)
 
 
-def assert_no_more_by_scripted_functions(program, given):
-    todays = scripted(program, given)
+def assert_no_more(measure):
+    todays = measure()
     before = _C.use_joint_functions(True)
     try:
-        ours = scripted(program, given, calls=7)
+        ours = measure()
     finally:
         _C.use_joint_functions(before)
-    print(program.__name__, ours, todays)
+    print(ours, todays)
     assert ours.saved <= todays.saved
     assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
+    return ours, todays
+
+
+def assert_no_more_by_scripted_functions(program, given):
+    assert_no_more(lambda: scripted(program, given, calls=7))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
@@ -55,3 +71,10 @@ def test_nor_in_channels_last(device):
     given = [t.detach() for t in operands(image, device)]
     given = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in given]
     assert_no_more_by_scripted_functions(image, [t.requires_grad_() for t in given])
+
+
+def test_nor_by_layers_of_a_network(device):
+    """The sums that they carry along, the mask that they share, the heads of their attentions."""
+    given = torch.randn(4, 32, 64, device=device), torch.zeros(4, 1, 1, 32, device=device)
+    ours, todays = assert_no_more(lambda: trained(Layers(3).to(device), given))
+    assert sum(ours.ours) <= sum(todays.ours)

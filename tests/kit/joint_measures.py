@@ -19,6 +19,7 @@ from tsfuser.joint.reverse import reverse
 from tsfuser.joint.seeds import draw_again
 
 from .derivatives import runnable, traced
+from .models import EncoderLayer
 from .support import counted, fresh, no_fallback
 
 #: Ops of torch that launch nothing.
@@ -126,6 +127,35 @@ def scripted(program, given, calls=5):
             grad = torch.ones_like(result)
             _, backward = _counted(lambda: torch.autograd.grad(result, leaves, grad))
     return _measure(saved, [*given, result], forward, backward)
+
+
+class Layers(torch.nn.Module):
+    """Encoder layers with one mask, behind each other."""
+
+    def __init__(self, count: int, width: int = 64, heads: int = 4):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(EncoderLayer(width, heads) for _ in range(count))
+
+    def forward(self, x: Tensor, mask: Tensor):
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def trained(module, given, calls=7):
+    """Today's training of a module in 16 bits, as autocast has it, once it is fused."""
+    # else it shares what was compiled for the last one of its class
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    run, wanted = torch.jit.script(module), list(module.parameters())
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(calls):
+            saved = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+                with torch.autocast(given[0].device.type, torch.bfloat16):
+                    result, forward = _counted(lambda: run(*given))
+            grad = torch.ones_like(result)
+            _, backward = _counted(lambda: torch.autograd.grad(result, wanted, grad))
+    return _measure(saved, [*given, *wanted, result], forward, backward)
 
 
 def joint(program, given, calls=2):

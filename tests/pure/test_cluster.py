@@ -77,6 +77,17 @@ def test_siblings_meet_over_what_both_read():
     assert clusters(items, horizontal=False) == [[0], [1]]
 
 
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("near", [(), (1000,)])
+def test_siblings_meet_over_a_small_value_only_where_nothing_parts_them(near, parts):
+    items = [
+        Item((), "cpu", reads=(1000, 1001), makes=((0, 1),), meets=(1000, 1001), near=near),
+        Item((), parts=parts),
+        Item((), "cpu", reads=(1000, 1002), makes=((2, 1),), meets=(1000, 1002), near=near),
+    ]
+    assert clusters(items) == ([[0], [2]] if near and parts else [[0, 2]])
+
+
 def test_a_loose_item_joins_a_cluster_but_starts_none():
     a, b, c = chain("cpu", "cpu", "cpu")
     loose = [Item(x.after, x.device, True, x.reads, x.makes, x.meets) for x in (a, b, c)]

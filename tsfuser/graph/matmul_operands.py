@@ -50,6 +50,8 @@ WITH_ROOM = "tsfuser::with_room"  # the same, with zeros behind it where a group
 #: The gradients of a product of two operands; the other operand and the gradient come first.
 BACKWARD_SELF, BACKWARD_OTHER = "tsfuser::matmul_backward_self", "tsfuser::matmul_backward_other"
 GRADIENTS = (BACKWARD_SELF, BACKWARD_OTHER)
+#: Whose layout a gradient has: of the last two dims, a copy keeps the one inside that is inside.
+_LIKE = 3
 #: Products, and the same of operands that may have room, which may return a part of a larger tensor.
 OF_ROOM = {
     PRODUCT: "tsfuser::product_of_room",
@@ -92,6 +94,12 @@ def pack_operands(graph: Graph) -> Graph:
             if not _is_scattered(value) and not needs_copy(value):
                 packed[place].setType(value.type())
         node.replaceInput(k, packed[place])
+    for number, block in enumerate(all_blocks(graph) if packed else ()):
+        for node in nodes_of(block, (*GRADIENTS, *map(OF_ROOM.get, GRADIENTS))):
+            same = _identity(node.inputsAt(_LIKE))
+            copy = packed.get((number, *same), packed.get(same))
+            if copy is not None and copy.node().isBefore(node):
+                node.replaceInput(_LIKE, copy)
     return graph
 
 

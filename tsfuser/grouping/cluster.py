@@ -36,8 +36,9 @@ class Item(NamedTuple):
     """A node. `device` is None if it cannot be fused. `loose`: may join, but only a cluster on `device`,
     and never starts one. `after`: positions that must come before. `reads`: value ids that would be
     arguments of a kernel. `makes`: value id -> its uses, not counting those that ask for sizes. `meets`:
-    value ids over which siblings may be merged. `apart`: positions, among those `after` which it comes, with
-    which it must not share a cluster."""
+    value ids over which siblings may be merged; `near`: those of them over which they are only if no item
+    that `parts` stands between. `apart`: positions, among those `after` which it comes, with which it must
+    not share a cluster."""
 
     after: tuple[int, ...]
     device: str | None = None
@@ -46,6 +47,8 @@ class Item(NamedTuple):
     makes: tuple[tuple[int, int], ...] = ()
     meets: tuple[int, ...] = ()
     apart: tuple[int, ...] = ()
+    near: tuple[int, ...] = ()
+    parts: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -78,8 +81,9 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
     """Disjoint sorted lists of positions, lone nodes included; in the order of their last nodes."""
     units: list[_Unit] = []
     readers: dict[int, list[_Unit]] = {}
-    names = 0
+    names, parted = 0, -1  # the last position that parts
     for i, item in enumerate(items):
+        parted = i if item.parts else parted
         unit = _Unit([i], item.device, i)
         units.append(unit)
         before = {id(u): u for u in (units[p].root() for p in item.after)}
@@ -93,7 +97,7 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
             unit.reads[v] = unit.reads.get(v, 0) + 1
         unit.makes = {v: uses for v, uses in item.makes if uses}
         unit.apart = [units[p] for p in item.apart]
-        unit = _join(unit, item, readers, horizontal)
+        unit = _join(unit, item, readers, horizontal, parted)
         if item.loose and unit.members == [i]:
             unit.device = None
         elif not unit.bits:
@@ -105,7 +109,7 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
     return sorted((sorted(u.members) for u in found.values()), key=lambda members: members[-1])
 
 
-def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: bool) -> _Unit:
+def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: bool, parted: int) -> _Unit:
     """Merges the new unit with all clusters that it can be merged with; returns the result."""
     producers = sorted(
         {id(u): u for u in unit.before if u.device == item.device}.values(), key=lambda u: -u.last
@@ -116,7 +120,8 @@ def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: 
         return unit
     for value in item.meets:
         for other in reversed(readers.get(value, ())):
-            if other.root().device == item.device:
+            is_far = value in item.near and other.root().last < parted
+            if other.root().device == item.device and not is_far:
                 unit = _merge(unit, other.root())
     return unit
 

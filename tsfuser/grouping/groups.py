@@ -7,6 +7,7 @@ blocks of Ifs and Loops."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import NamedTuple
 
 from .. import options
@@ -15,7 +16,7 @@ from ..graph.evaluate import CONTROL
 from ..graph.functionalize import is_identity
 from ..graph.identities import gives_operand_back, keeps_dtype, widens
 from ..graph.rows import Knowledge, row_of, tables_of
-from ..graph.worth import is_worth_a_kernel
+from ..graph.worth import is_worth_a_kernel, shape
 from ..graph.wrapper import (
     CONSTANT,
     LIST,
@@ -79,6 +80,10 @@ def _ran(block: Block) -> bool:
     values = [*block.outputs(), *(v for node in nodes_in(block) for v in outputs(node))]
     tensors = [v for v in values if is_tensor(v)]
     return not tensors or any(v.type().strides() is not None for v in tensors)
+
+
+#: How many times as large the others are where a tensor counts as small.
+_SMALL = 16
 
 
 class _Block:
@@ -275,7 +280,7 @@ class _Block:
             after = {self.maker[key] for key, _ in read if key in self.maker}
             after.update(self.order.get(i, ()))
             if verdict.reason is not None:
-                items.append(Item(tuple(after)))
+                items.append(Item(tuple(after), parts=self._is_run_by_torch(i)))
                 continue
             reads = tuple([key for key, v in read if not is_constant(v)])
             made = zip(self.made[i], self.results[i])
@@ -283,11 +288,28 @@ class _Block:
             row = row_of(node)
             joins = row is not None and row[0].joins
             meets = () if joins else tuple([key for key, v in read if self._is_worth_sharing(v)])
-            apart = lookups.apart(i, node)
+            apart, near = lookups.apart(i, node), self._small_ones(i, meets)
             items.append(
-                Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart)
+                Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart, near)
             )
         return items
+
+    def _is_run_by_torch(self, i: int) -> bool:
+        """Whether torch computes a tensor."""
+        row = row_of(self.nodes[i])
+        is_view = row[0].is_view if row is not None else unsupported.is_view(self.nodes[i].kind())
+        return not is_view and any(map(is_tensor, self.results[i]))
+
+    def _small_ones(self, i: int, meets: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the tensors in `meets` that are small beside others that the node reads or makes: what is
+        saved by reading them once is less than it costs to have the results of one of two siblings long
+        before they are read."""
+        values = [*self.operands[i], *self.results[i]] if meets else []
+        known = {
+            v.unique(): prod(sizes) for v in values if is_tensor(v) and (sizes := shape(v)[0]) is not None
+        }
+        most = max(known.values(), default=0)
+        return tuple([key for key in meets if key in known and known[key] * _SMALL <= most])
 
     def _is_table(self, i: int, reader: int) -> bool:
         """Whether node `reader`, -1 for none, looks elements up in a result of node `i`."""

@@ -62,6 +62,10 @@ from .reverse import Joint
 from .roles import Roles
 
 LONGEST = 64  # ops in a row that the backward computes again, at most
+#: For how many ops it counts that such a row goes on where it is joined by what a product gives that comes
+#: later: a sum that a residual network carries along would be computed again from its first term, and all of
+#: it at once, where the backward begins.
+_JOINED = 32
 _ALSO = ("casts", "fills")  # families of rows that may be computed again, besides elementwise ones
 #: What it costs to keep a byte, and what it costs more where the forward stores it for its backward alone.
 _BYTE, _WRITE = 1 << 16, 1 << 11
@@ -114,6 +118,7 @@ class _Values:
         self.network = Network(2)
         self.ends: dict[int, tuple[int, int]] = {}  # by the numbers of values
         self._depths: dict[int, int] = {}
+        self._ages: dict[int, int] = {}  # the ops that are not fused before a value, in a row
         self._build()
 
     def saved(self) -> set[int] | None:
@@ -181,15 +186,25 @@ class _Values:
         operands = [v.unique() for v in inputs(node) if v.unique() in self.ends]
         for number in operands:
             self.network.edge(self.ends[number][1], vertex, UNBOUNDED)
-        depth = max((self._depths.get(v, 0) for v in operands), default=0) + (not self.roles.is_free(node))
+        depth, age = self._depth_and_age(node, operands)
         if is_early and (depth > LONGEST or not self._may_be_computed_again(node)):
             self.network.edge(_SOURCE, vertex, UNBOUNDED)
             depth = 0
         elif is_early and _is_slow(node):
             self.network.edge(_SOURCE, vertex, _SLOW * sum(map(bytes_of, outputs(node))))
         for value in outputs(node):
-            self._depths[value.unique()] = depth
+            self._depths[value.unique()], self._ages[value.unique()] = depth, age
             self.network.edge(vertex, self._add(value, is_early), UNBOUNDED)
+
+    def _depth_and_age(self, node: Node, operands: Sequence[int]) -> tuple[int, int]:
+        """How many ops in a row the backward would compute for the node's results, and their age."""
+        ages = {v: self._ages.get(v, 0) for v in operands}
+        age = max(ages.values(), default=0)
+        known = [(depth, ages[v]) for v in operands if (depth := self._depths.get(v))]
+        if self.roles.is_free(node):
+            return max((depth for depth, _ in known), default=0), age
+        depth = max((depth + _JOINED * (its < age) for depth, its in known), default=0)
+        return depth + 1, age + (row_of(node) is None)
 
     def _add(self, value: Value, is_early: bool) -> int:
         start, end = self.network.vertex(), self.network.vertex()

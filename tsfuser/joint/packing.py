@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -61,19 +62,25 @@ from .terms import DTYPE_NUMBERS
 PACKED = "prim::DifferentiableGraph"
 
 
-def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False, seeds: bool = True) -> Graph:
-    """`graph`, which is changed, as one node. `seeds`: dropouts may save these. Raises Refusal with the
-    reason where it has to stay."""
+def pack(
+    graph: Graph,
+    wanted: Sequence[bool],
+    keep_inputs: bool = False,
+    seeds: bool = True,
+    numbers: Sequence[Any] = (),
+) -> Graph:
+    """`graph`, which is changed, as one node. `seeds`: dropouts may save these. `numbers`: those of `Joint`.
+    Raises Refusal with the reason where it has to stay."""
     for node in nodes_in(graph):
         if effect(node) != PURE and not secretly_written(node):
             raise Refusal(f"{node.kind()} does more than it returns")
     expand(graph)
     nest_joins(graph)
     behind = leave_behind(graph)
-    joint = reverse(graph, wanted)
+    joint = replace(reverse(graph, wanted), numbers=tuple(numbers))
     if not joint.asked or not joint.differentiated:
         raise Refusal("no result has a gradient that an input wants")
-    parts, again = _again(divide(joint, keep_inputs), wanted)
+    parts, again = _again(divide(joint, keep_inputs), wanted, joint.numbers)
     use_room(parts, again)
     if seeds:
         draw_again(parts, again)
@@ -88,7 +95,7 @@ def pack(graph: Graph, wanted: Sequence[bool], keep_inputs: bool = False, seeds:
 # ---- the backward of the backward
 
 
-def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
+def _again(parts: Cut, wanted: Sequence[bool], numbers: Sequence[Any]) -> tuple[Cut, Cut]:
     """The cut, whose forward may save further numbers, and the same forward with eager's formulas for its
     backward, which gets gradients of saved values as well. It has only what the cut has saved."""
     made = graph_outputs(parts.forward)
@@ -102,13 +109,13 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
     read_results(
         joint.graph, lambda value, node: value.unique() in kept and node.inputsAt(1).unique() not in kept
     )
-    note_types(joint.graph)  # as before the cut, which has saved one of equal values
+    note_types(joint.graph, numbers)  # as before the cut, which has saved one of equal values
     torch._C._jit_pass_cse(joint.graph)
     roles = Roles(joint)
     saved = [*(roles.given[i] for i in parts.saved_inputs), *(roles.results[i] for i in parts.saved_outputs)]
     more = _missing_numbers(roles, saved)
     forward = part(roles, roles.given, [*roles.results, *more], roles.acting)
-    numbers = range(len(made), len(made) + len(more))
+    places = range(len(made), len(made) + len(more))
     for value in more:
         parts.backward.addInput().setType(value.type())
     given = [*roles.grads, *saved, *more]
@@ -121,7 +128,7 @@ def _again(parts: Cut, wanted: Sequence[bool]) -> tuple[Cut, Cut]:
     for node in nodes_in(backward):
         if draws(node) or effect(node) != PURE:
             raise Refusal(f"second derivatives would run {node.kind()} twice")
-    parts = replace(parts, forward=forward, saved_outputs=(*parts.saved_outputs, *numbers))
+    parts = replace(parts, forward=forward, saved_outputs=(*parts.saved_outputs, *places))
     return parts, replace(parts, backward=backward, asked=joint.asked)
 
 

@@ -91,9 +91,13 @@ def _write(forms: Callable[[Graph], list[Written]]) -> Pass:
     return Pass(forms.__name__, lambda work: work.written.extend(forms(work.joint.graph)))
 
 
+def _note_types(work: Work) -> None:
+    note_types(work.joint.graph, work.joint.numbers)
+
+
 def _note_written(work: Work) -> None:
     if work.written:
-        note_types(work.joint.graph)
+        _note_types(work)
     for made in work.written:
         kept = None if made.parts else work.by_eager.get(made.instead.unique())
         if kept is not None:  # eager saves the same numbers
@@ -112,7 +116,7 @@ def _read_results(work: Work) -> None:
         return kept is not None and roles(work.joint).served(derivative.inputsAt(0)) <= kept
 
     if read_results(work.joint.graph, is_saved):
-        note_types(work.joint.graph)
+        _note_types(work)
 
 
 def _copy_inputs(work: Work) -> None:
@@ -172,7 +176,7 @@ def _writes_alike(node: Node) -> bool:
 PASSES = (
     Pass("drop_idle_sums", lambda work: drop_idle_sums(work.joint)),
     _write(write_loss_heads),
-    Pass("note_types", lambda work: note_types(work.joint.graph)),
+    Pass("note_types", _note_types),
     Pass("part_one_by_one", lambda work: part_one_by_one(work.joint.graph)),
     Pass("note_eager", _note_eager),
     Pass("lay_out_gradients", lambda work: lay_out_gradients(work.joint.graph)),

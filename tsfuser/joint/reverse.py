@@ -58,12 +58,14 @@ _CONSTANT = without_row.FLAT | without_row.LIKE_SELF | {"aten::detach"}
 class Joint:
     """A graph with forward and backward. `results` of its outputs are the forward's; behind them come the
     gradients of `differentiated` inputs (by number), None in `missing` for those that depend on none.
-    `asked`: the results (by number) whose gradients are its last inputs, in order."""
+    `asked`: the results (by number) whose gradients are its last inputs, in order. `numbers`: its first
+    inputs in the call that its types are of, None where they are tensors."""
 
     graph: Graph
     results: int
     asked: tuple[int, ...]
     differentiated: tuple[int, ...]
+    numbers: tuple[Any, ...] = ()
 
 
 def reverse(graph: Graph, wanted: Sequence[bool], asked: Collection[int] | None = None) -> Joint:

@@ -118,7 +118,7 @@ def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -
         note_types(graph, numbers)  # of tensors that are made on such a device
     _write_promotions(graph)
     seeds = not options.disabled("recompute") and not options.enabled("eager_random")
-    return pack(graph, wanted, keep_inputs=options.enabled("keep_inputs"), seeds=seeds)
+    return pack(graph, wanted, options.enabled("keep_inputs"), seeds, numbers)
 
 
 def _fold_known(graph: Graph) -> bool:
