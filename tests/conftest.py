@@ -164,25 +164,31 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def joint_graphs():
-    """Scripted training by joint graphs in one test."""
-    from tsfuser import _C
+    """Training by joint graphs in one test."""
+    with _joint_graphs():
+        yield
+
+
+@contextlib.contextmanager
+def _joint_graphs():
+    from tsfuser import _C, options
 
     before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
+    try:
+        with options.override(enable={**options.get("enable"), "joint_graph": ""}):
+            yield
+    finally:
+        _C.use_joint_functions(before)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def joint_graphs_throughout(request):
-    """Scripted training by joint graphs in all tests, with --joint."""
+    """Training by joint graphs in all tests, with --joint."""
     if not request.config.getoption("--joint") or request.path.parent.name == "pure":
         yield
         return
-    from tsfuser import _C
-
-    before = _C.use_joint_functions(True)
-    yield
-    _C.use_joint_functions(before)
+    with _joint_graphs():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

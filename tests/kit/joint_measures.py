@@ -158,6 +158,21 @@ def trained(module, given, calls=7):
     return _measure(saved, [*given, *wanted, result], forward, backward)
 
 
+def compiled(program, given, calls=3, dynamic=False):
+    """Training by torch.compile, and its results and gradients."""
+    torch._dynamo.reset()
+    function = torch.compile(program, backend="tsfuser", dynamic=dynamic, fullgraph=True)
+    leaves = [t for t in given if t.requires_grad]
+    for _ in range(calls):
+        torch.manual_seed(5)
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            result, forward = _counted(lambda: function(*given))
+        grad = torch.ones_like(result)
+        gradients, backward = _counted(lambda: torch.autograd.grad(result, leaves, grad))
+    return _measure(saved, [*given, result], forward, backward), result.detach(), gradients
+
+
 def joint(program, given, calls=2):
     """The same with a joint graph, and its results and gradients."""
     mask = [t.requires_grad for t in given]

@@ -33,12 +33,13 @@ again:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..errors import Refusal
 from ..graph.compared import is_elementwise
 from ..graph.effects import PURE, effect
 from ..graph.rows import row_of
+from ..graph.worth import shape
 from ..graph.wrapper import (
     CONSTANT,
     Node,
@@ -86,12 +87,23 @@ def cut(
     if any(blocks(node) for node in nodes_in(joint.graph)):
         raise Refusal("a graph with branches or loops is not cut into forward and backward")
     roles = Roles(joint)
-    saved = _Values(roles, by_eager, keep_inputs).saved()
+    return divided(joint, roles, chosen(roles, by_eager, keep_inputs), written)
+
+
+def chosen(
+    roles: Roles,
+    by_eager: dict[int, frozenset[int]],
+    keep_inputs: bool = False,
+    again: Collection[str] = (),
+) -> set[int]:
+    """The numbers of the values that `cut` has the forward save. `again`: further kinds of ops that the
+    backward may run again."""
+    saved = _Values(roles, by_eager, keep_inputs, again).saved()
     if saved is None:
-        saved = _Values(roles, by_eager, keep_inputs, apart=False).saved()
+        saved = _Values(roles, by_eager, keep_inputs, again, apart=False).saved()
     if saved is None:
         raise Refusal("the backward reads what can neither be saved nor computed again")
-    return divided(joint, roles, saved, written)
+    return saved
 
 
 class _Values:
@@ -100,9 +112,14 @@ class _Values:
     gradients."""
 
     def __init__(
-        self, roles: Roles, by_eager: dict[int, frozenset[int]], keep_inputs: bool, apart: bool = True
+        self,
+        roles: Roles,
+        by_eager: dict[int, frozenset[int]],
+        keep_inputs: bool,
+        again: Collection[str],
+        apart: bool = True,
     ):
-        self.roles = roles
+        self.roles, self.again = roles, again
         given = [v for v in roles.given if not keep_inputs or is_written(v)]
         seen = [*given, *roles.results]
         roots = {root for v in seen for root in roles.roots(v)}
@@ -113,7 +130,8 @@ class _Values:
         #: Results that eager saves: a write to one is an error, as in eager.
         self.kept = {v.unique() for v in roles.results} & by_eager.keys()
         self.compared = roles.compared()
-        self.returned = {v.unique() for v in roles.results}
+        #: Results, and what they are views of.
+        self.returned = {root for v in roles.results for root in (v.unique(), *roles.roots(v))}
         self.stored, self.stored_again = self._stored()
         self.network = Network(2)
         self.ends: dict[int, tuple[int, int]] = {}  # by the numbers of values
@@ -221,12 +239,14 @@ class _Values:
             return False
         if effect(node) != PURE or any(v.unique() in self.compared | self.kept for v in outputs(node)):
             return False
-        found = row_of(node)
-        if found is None:
+        return self._is_cheap(node) and all(v.unique() not in self.stored_again for v in outputs(node))
+
+    def _is_cheap(self, node: Node) -> bool:
+        if node.kind() in self.again:
+            return shape(outputs(node)[0])[0] is not None  # elements decide no sizes
+        if (found := row_of(node)) is None:
             return False
-        if not (is_elementwise(found[0]) or found[0].family in _ALSO or self._is_for_its_gradient(node)):
-            return False
-        return all(v.unique() not in self.stored_again for v in outputs(node))
+        return is_elementwise(found[0]) or found[0].family in _ALSO or self._is_for_its_gradient(node)
 
     def _is_for_its_gradient(self, node: Node) -> bool:
         """Whether the node is a softmax that the backward reads for its own gradient alone."""

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .... import log, options
+from ....errors import Refusal
 from ....planning import failures
 from ..fx.kept import Kept
 from ..fx.recomputed import name_recomputed
@@ -76,7 +78,7 @@ def _cut(
     others: Mapping[str, Any],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     from torch._functorch import config
-    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+    from torch._functorch.partitioners import default_partition
 
     trace_as_computed(joint)
     if recompute:
@@ -93,11 +95,7 @@ def _cut(
         sizes_only.forget_values(joint)
         if config.cse:
             merge_repeats(joint)
-        save_compared(joint, num_fwd_outputs)
-        with recomputable(), config.patch(cse=False):
-            forward, backward = min_cut_rematerialization_partition(
-                joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
-            )
+        forward, backward = _cheapest(joint, inputs, num_fwd_outputs, others)
         name_recomputed(forward, backward)
         norms.collapse(forward)
         norms.keep_unrounded(backward)
@@ -108,6 +106,24 @@ def _cut(
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         name_recomputed(forward, backward)
     return forward, backward
+
+
+def _cheapest(
+    joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, others: Mapping[str, Any]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    from ..typed_joint.divide import divide
+
+    if options.enabled("joint_graph"):
+        try:
+            return divide(joint, num_fwd_outputs)
+        except Refusal as refusal:
+            log.write("partition", f"torch chooses what the forward saves: {refusal}")
+    save_compared(joint, num_fwd_outputs)
+    with recomputable(), config.patch(cse=False):
+        return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
 
 
 def mark_lent(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

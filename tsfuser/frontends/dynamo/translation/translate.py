@@ -15,6 +15,7 @@ checked that it finds the same one; a number instead of a tensor leads to anothe
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,32 +61,42 @@ class Translation:
 
 def translate(module: fx.GraphModule) -> Translation:
     """Translates the whole graph of the module, or finds all nodes that cannot be translated."""
-    return _Translator(module).run()
+    return Translator(module).run()
 
 
-class _Translator:
+class Translator:
+    """Translates one module. `values`: what stands for each node; `checks`: numbers that the graph has to
+    return, so that no pass drops them."""
+
     def __init__(self, module: fx.GraphModule):
         self.module = module
         self.graph = torch._C.Graph()
         self.values: dict[fx.Node, Any] = {}  # a value, or a tuple of values
         self.arguments = Arguments(self.graph, self.values)
         self.numbers = Numbers(self.arguments, self._append)
-        self.checks: list[torch._C.Value] = []  # numbers that the graph returns, so that no pass drops them
+        self.checks: list[torch._C.Value] = []
         self.made = Translation(self.graph)
         self.inputs: dict[fx.Node, int] = {}
         self.returned: dict[int, int] = {}  # value -> which output it is
         self.place: tuple[str, int, str] | None = None  # of the node that is translated
 
     def run(self) -> Translation:
-        nodes = list(self.module.graph.nodes)
-        for node in nodes:
+        graph = self.module.graph
+        copies = last_updates(graph)
+        given = [*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr")]
+        self.translate_nodes(given, copies)
+        if not self.made.foreign:
+            self._outputs(graph.output_node(), copies)
+        return self.made
+
+    def translate_nodes(self, given: Sequence[fx.Node], copies: Sequence[fx.Node]) -> None:
+        """The inputs, in the order of `given`, and all nodes but the `copies` to inputs, and the outputs."""
+        for node in given:
             if node.op == "placeholder":
                 self._input(node)
-        owned = [node for node in nodes if node.op == "get_attr"]
-        for node in owned:
-            self._attribute(node)
-        copies = last_updates(self.module.graph)
-        for node in nodes:
+            else:
+                self._attribute(node)
+        for node in self.module.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output") or node in copies:
                 continue
             self.place = place_of(node)
@@ -95,9 +106,6 @@ class _Translator:
                 self._note_number(node)
             except Refusal as refusal:
                 self._note_foreign(node, reason_for(node.target) or str(refusal))
-        if not self.made.foreign:
-            self._outputs(nodes[-1], copies)
-        return self.made
 
     def _input(self, node: fx.Node) -> None:
         value = self.graph.addInput()

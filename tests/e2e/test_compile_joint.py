@@ -1,0 +1,225 @@
+"""torch.compile where the typed joint graph says what is saved (`PYTORCH_NVFUSER_ENABLE=joint_graph`)."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from kit.compiled_models import MODELS
+from kit.joint_measures import PROGRAMS, attention, classify, compiled, encoder, head, image, operands
+from kit.support import assert_matches
+from tsfuser import options
+from tsfuser.frontends.dynamo.typed_joint import divide, translate
+
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
+
+
+@contextlib.contextmanager
+def typed():
+    """Yields why torch has divided graphs nevertheless."""
+    found, whole = [], divide.divide
+
+    def watched(*given):
+        try:
+            return whole(*given)
+        except Exception as error:
+            found.append(str(error))
+            raise
+
+    divide.divide = watched
+    try:
+        with options.override(enable={"joint_graph": ""}):
+            yield found
+    finally:
+        divide.divide = whole
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_no_more_is_saved_and_launched(device, program):
+    """And results and gradients are the same, bit by bit, as ops and their order are."""
+    given = operands(program, device)
+    todays, *before = compiled(program, given)
+    with typed() as left:
+        ours, *after = compiled(program, given)
+    assert left == []
+    assert ours.saved <= todays.saved
+    assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
+    for one, other in zip((before[0], *before[1]), (after[0], *after[1])):
+        assert torch.equal(one, other)
+
+
+def assert_trains(program, given, dynamic=False, ops=400):
+    with typed() as left:
+        _, result, gradients = compiled(program, given, calls=2, dynamic=dynamic)
+    assert left == []
+    leaves = [t for t in given if t.requires_grad]
+    expected = [_eager(program, given), _eager(program, [_wide(t) for t in given])]
+    assert len(gradients) == len(leaves)
+    for ours, eager, exact in zip((result, *gradients), *expected):
+        assert_matches(ours, eager, exact, ops, strides=False)
+
+
+def _wide(tensor):
+    return (
+        tensor.detach().double().requires_grad_(tensor.requires_grad)
+        if tensor.is_floating_point()
+        else tensor
+    )
+
+
+def _eager(program, given):
+    result = program(*given)
+    leaves = [t for t in given if t.requires_grad]
+    return [result.detach(), *torch.autograd.grad(result, leaves, torch.ones_like(result))]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p not in (encoder, head, attention)], ids=lambda f: f.__name__
+)
+def test_results_and_gradients_are_eagers(device, program, dynamic):
+    assert_trains(program, operands(program, device), dynamic)
+
+
+def waves(x, y):
+    """Its derivative computes cosines that the forward does not."""
+    return torch.sin(x * y).cumsum(0) * torch.exp(x.mean(0))
+
+
+def compared(x, y):
+    z = torch.exp(x + y)
+    return z / z.amax(-1, True) + torch.where(x > 0, z, y)
+
+
+def ranges(x, y):
+    positions = torch.arange(x.size(-1), device=x.device)
+    return torch.tanh(x * positions.cos()) * y
+
+
+def pieces(x, y):
+    first, second = x.tanh().split([x.size(-1) // 2, x.size(-1) - x.size(-1) // 2], -1)
+    return torch.cat([second, first], -1).exp() * y.sigmoid()
+
+
+def products(x, y):
+    return F.softmax(x @ y.transpose(0, 1), -1) @ y + (x + y).relu()
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (1, 1), (0, 5), (33, 64)])
+@pytest.mark.parametrize("program", [waves, compared, ranges, pieces, products], ids=lambda f: f.__name__)
+def test_small_and_odd_sizes(device, program, shape):
+    if program is compared and 0 in shape:
+        shape = (3, 1)
+    torch.manual_seed(sum(shape))
+    assert_trains(program, [torch.randn(shape, device=device, requires_grad=True) for _ in range(2)])
+
+
+def test_one_graph_serves_all_sizes(device):
+    torch._dynamo.reset()
+    with typed() as left:
+        run = torch.compile(pieces, backend="tsfuser", dynamic=True, fullgraph=True)
+        for rows in (3, 17, 64):
+            given = [torch.randn(rows, rows + 2, device=device, requires_grad=True) for _ in range(2)]
+            found = run(*given)
+            gradients = torch.autograd.grad(found.sum(), given)
+            expected = pieces(*given)
+            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(gradients, torch.autograd.grad(expected.sum(), given))
+    assert left == []
+
+
+@pytest.mark.parametrize("name", ["gpt", "lstm", "residual", "llama"])
+def test_models(name, device):
+    make, example = MODELS[name]
+    torch.manual_seed(3)
+    model, x = make().to(device), example(6).to(device)
+    exact = copy.deepcopy(model).double()
+    plain = copy.deepcopy(model)
+    runs = []
+    with typed() as left:
+        ours = torch.compile(model, backend="tsfuser")
+        for each, call in ((model, ours), (plain, plain), (exact, exact)):
+            y = call(x.double() if each is exact and x.is_floating_point() else x)
+            y = y[0] if isinstance(y, tuple) else y
+            y.square().mean().backward()
+            runs.append([y.detach(), *(p.grad for p in each.parameters() if p.grad is not None)])
+    assert left == []
+    for found, eager, reference in zip(*runs, strict=True):
+        assert_matches(found, eager, reference, 400, strides=False)
+
+
+def test_what_the_program_changes_is_saved_as_it_was(device):
+    def function(x, y, state):
+        old = state.clone()
+        state.mul_(2.0)
+        return (x * old).tanh() * y * state.sum()
+
+    torch._dynamo.reset()
+    x, y = (torch.randn(6, 5, device=device, requires_grad=True) for _ in range(2))
+    states = [torch.full((6, 5), 0.3, device=device) for _ in range(2)]
+    with typed() as left:
+        run = torch.compile(function, backend="tsfuser", fullgraph=True)
+        found, expected = (f(x, y, s) for f, s in zip((run, function), states))
+        gradients = [torch.autograd.grad(r.sum(), (x, y)) for r in (found, expected)]
+    assert left == []
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(states[0], states[1])
+    torch.testing.assert_close(*gradients)
+
+
+def test_logits_that_leave_are_saved_though_they_are_a_view(device):
+    def function(x, w, target):
+        logits = F.linear(x, w)
+        return F.cross_entropy(logits.view(-1, 40), target), logits
+
+    torch._dynamo.reset()
+    x, w = (torch.randn(s, device=device).bfloat16().requires_grad_() for s in ((3, 8, 16), (40, 16)))
+    target = torch.randint(40, (24,), device=device)
+    saved = []
+    with (
+        typed() as left,
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
+    ):
+        loss, logits = torch.compile(function, backend="tsfuser", fullgraph=True)(x, w, target)
+    assert left == []
+    known = {t.untyped_storage().data_ptr() for t in (x, w, target, logits)}
+    assert sum(t.numel() for t in saved if t.untyped_storage().data_ptr() not in known) <= 2 * 24 + 1
+
+
+@pytest.mark.parametrize(
+    "function, reason",
+    [
+        (lambda x: checkpoint(torch.sin, x, use_reentrant=False).exp(), "a checkpoint"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) * 2, ""),
+    ],
+    ids=["checkpoint", "branches"],
+)
+def test_what_it_does_not_take_is_divided_as_before(function, reason, device):
+    torch._dynamo.reset()
+    x = torch.randn(5, 4, device=device, requires_grad=True)
+    with typed() as left:
+        found = torch.compile(function, backend="tsfuser")(x)
+        [gradient] = torch.autograd.grad(found.sum(), x)
+    assert left and all(reason in text for text in left)
+    expected = function(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0])
+
+
+def test_the_reason_is_logged(capfd):
+    torch._dynamo.reset()
+    x = torch.randn(5, 4, requires_grad=True)
+    with typed(), options.override(log_levels={"partition": 0}):
+        torch.compile(lambda x: checkpoint(torch.sin, x, use_reentrant=False), backend="tsfuser")(x)
+    assert "torch chooses what the forward saves: a checkpoint says" in capfd.readouterr().err
+
+
+def test_nothing_changes_without_the_option(monkeypatch):
+    monkeypatch.setattr(translate, "translate", None)
+    monkeypatch.setattr(divide, "divide", None)
+    given = operands(classify)
+    compiled(classify, given)
+    compiled(image, operands(image))
