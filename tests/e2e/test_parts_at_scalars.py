@@ -4,7 +4,11 @@ import pytest
 import torch
 
 import tsfuser
-from kit.support import assert_matches, counted, no_fallback
+from kit.handwritten import CPU, fuse_graph, graph, typed
+from kit.support import assert_matches, counted, kinds, no_fallback
+from tsfuser.frontends.dynamo.groups.parts_at_scalars import part_at_scalars
+from tsfuser.graph.wrapper import GROUP
+from tsfuser.grouping.groups import Group
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 SIZES = [(8, 12), (8,), (3, 5, 7), (1,), (40, 9), (6,), (0, 4), (17,)]
@@ -87,6 +91,41 @@ def test_scalars_on_the_cpu_beside_tensors_that_are_not(device):
         run(rate, *given)
         for mine, eager in zip(run(rate, *given), function(rate, *given)):
             torch.testing.assert_close(mine, eager)
+
+
+def test_scalars_of_both_kinds(device):
+    """As in a step of an optimizer that counts its steps on the GPU, and has its rate on the CPU."""
+
+    def function(rate, beta, step, *given):
+        step, decay = step + 1, 1.0 - rate * 0.01
+        size = -rate / (1.0 - beta**step)
+        return [step, *(x * decay * (1.0 - beta) + size * x.cos() for x in given)]
+
+    rate, beta, step = torch.tensor(0.5), torch.tensor(0.9), torch.tensor(3.0, device=device)
+    run = torch.compile(function, backend="tsfuser")
+    given = tensors(device)
+    with torch.no_grad(), no_fallback():
+        run(rate, beta, step, *given)
+        for mine, eager in zip(run(rate, beta, step, *given), function(rate, beta, step, *given)):
+            assert mine.device == eager.device
+            torch.testing.assert_close(mine, eager)
+
+
+@pytest.mark.graphs
+def test_scalars_that_eager_computes_on_the_cpu_are_in_no_group_of_a_gpu():
+    host, scalar, full = typed(device=CPU), typed(), typed(4, 8)
+    given = {"%rate": host, "%step": scalar, **{f"%x{k}": full for k in range(6)}}
+    lines = [f"%d : {host} = aten::mul(%rate, 2.0)", f"%s : {scalar} = aten::mul(%step, 3.0)"]
+    lines += [f"%r : {host} = aten::add(%rate, 1.0, 1)", f"%t : {scalar} = aten::div(%r, %s)"]
+    for k in range(6):
+        lines += [f"%a{k} = aten::mul(%x{k}, %d)", f"%b{k} = aten::mul(%a{k}, %t)"]
+    fused = fuse_graph(graph(given, "\n".join(lines), ", ".join(f"%b{k}" for k in range(6))))
+    [whole] = fused.findAllNodes(GROUP, True)
+    first, *parts = part_at_scalars(fused, [Group(whole, False)], lambda device: True)
+    assert kinds(first.node) == ["aten::mul", "aten::add", "aten::div"]
+    assert [kinds(part.node) for part in parts] == [["aten::mul", "aten::mul"]] * 6
+    [decay] = fused.findAllNodes("aten::mul", True)
+    assert decay.inputsAt(0).debugName() == "rate"
 
 
 def test_others_read_the_number_too(device):

@@ -7,6 +7,8 @@ each of which computes the factor again. Before, and after, if there were more o
     %a, %b = prim::CudaFusionGroup(%norms, %x, %y)     %factor = prim::CudaFusionGroup(%norms)
                                                        %a = prim::CudaFusionGroup(%x, %factor)
                                                        %b = prim::CudaFusionGroup(%y, %factor)
+
+Scalars that eager computes on the CPU are left to it, or to `group_scalar_ops`.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ def _may_be_parted(group: Group, is_possible: Callable[[str], bool]) -> bool:
 
 
 def _parts(group: Node) -> list[list[int]]:
-    """The numbers of the subgraph's nodes that each new group gets, those that make scalars for others first.
-    Empty where the group stays one."""
+    """The numbers of the subgraph's nodes: first those that are in no group, then those that each new group
+    gets, the one that makes scalars for the others before these. Empty where the group stays one."""
     subgraph = group.g("Subgraph")
     nodes = nodes_in(subgraph)
     homes = _connected(nodes)
@@ -69,11 +71,32 @@ def _parts(group: Node) -> list[list[int]]:
         read = {home[key] for key in ids(operands(node)) if key in home} - {homes[k]}
         if node.kind() != CONSTANT and any(nodes[h].kind() != CONSTANT and h not in of_first for h in read):
             return []  # it waits for a part
-    device = device_of(group)
-    alone = [v for k in first for v in operands(nodes[k]) if is_tensor(v)]
-    if first and not any(facts(v.type()).device == device for v in alone):
-        return []  # eager computes them on the CPU
-    return [sorted(first), *parts] if first else parts
+    hosts = _read_elsewhere(nodes, sorted(first), device_of(group))
+    first = [k for k in sorted(first) if k not in hosts]
+    if hosts and not first:
+        return []
+    return [hosts, *([first] if first else []), *parts]
+
+
+def _read_elsewhere(nodes: list[Node], first: list[int], device: str) -> list[int]:
+    """Those of the nodes `first` that eager computes on the CPU, and others than these read."""
+    readers: dict[int, set[int]] = {}
+    for k, node in enumerate(nodes):
+        for key in ids(operands(node)):
+            readers.setdefault(key, set()).add(k)
+    inside, found = set(first), list[int]()
+    for k in reversed(first):
+        read_by = set().union(*(readers.get(key, ()) for key in ids(outputs(nodes[k]))))
+        if _is_elsewhere(nodes[k], device) and not read_by <= inside:
+            found.append(k)
+            inside.discard(k)
+    return found[::-1]
+
+
+def _is_elsewhere(node: Node, device: str) -> bool:
+    """Whether eager computes the node on another device, which is the CPU."""
+    made = [v for v in outputs(node) if is_tensor(v)]
+    return bool(made) and all(facts(v.type()).device not in (None, device) for v in made)
 
 
 def _connected(nodes: list[Node]) -> list[int]:
@@ -108,9 +131,9 @@ def _links(value: Value) -> bool:
 
 def _parted(graph: Graph, group: Node, parts: list[list[int]]) -> list[Group]:
     nodes = inline(graph, group)
-    chosen = [[nodes[k] for k in part] for part in parts]
+    hosts, *chosen = [[nodes[k] for k in part] for part in parts]
     anchor = nodes[-1]
-    for node in [n for part in chosen for n in part]:
+    for node in [n for part in (hosts, *chosen) for n in part]:
         node.moveAfter(anchor)
         anchor = node
     return [Group(outline(graph, part), written=False) for part in chosen]
