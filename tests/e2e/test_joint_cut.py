@@ -362,3 +362,9 @@ def test_a_gradient_at_places_is_written_to_zeros():
     )
     write_to_new(graph)
     assert kinds(graph) == ["new_zeros", "index_put", "index_put"]
+
+
+@pytest.mark.parametrize("size, expected", [([1, 1], "div"), ([2, 2], "_adaptive_avg_pool2d_backward")])
+def test_the_gradient_of_a_mean_of_images_is_no_gradient_of_windows(size, expected):
+    parts = cut_of(lambda x: F.adaptive_avg_pool2d(x.sin(), size), tensors(((2, 3, 4, 4),)))
+    assert expected in kinds(parts.backward)

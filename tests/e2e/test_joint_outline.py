@@ -1,5 +1,7 @@
 """Graphs that are parted into regions, and what is written into the graph of one."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -16,10 +18,13 @@ from tsfuser.joint.reverse import reverse
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("joint_graphs")]
 
 
+NOTHING_WRITTEN = SimpleNamespace(is_written=lambda _: False, is_changed=lambda _: False)
+
+
 def outlined(text):
     """The kinds of the nodes of a graph with regions, and of those in each region."""
     graph = torch._C.parse_ir(text)
-    outline(graph, (lambda _: False) if "other::" in text else Effects(graph).is_written)
+    outline(graph, NOTHING_WRITTEN if "other::" in text else Effects(graph))
     kinds = [n.kind() for n in graph.nodes() if n.kind() != "prim::Constant"]
     regions = [n.g("Subgraph") for n in graph.findAllNodes(REGION, True)]
     return kinds, [[n.kind() for n in r.nodes() if n.kind() != "prim::Constant"] for r in regions]
@@ -109,6 +114,49 @@ def test_questions_about_noise_stay_with_the_noise():
     assert [k for k in regions[1] if k == "aten::mul"] == ["aten::mul"] * 2
 
 
+@pytest.mark.parametrize("kind", ["chunk", "split"])
+def test_parts_of_a_tensor_are_in_one_region_beside_a_write(kind):
+    """Torch takes what such ops are given for memory that anything may write to."""
+    _, regions = outlined(f"""graph(%x : Tensor, %w : Tensor, %m : Tensor):
+  %n : int = prim::Constant[value=2]()
+  %one : int = prim::Constant[value=1]()
+  %0 : Tensor = aten::mul(%x, %w)
+  %1 : Tensor[] = aten::{kind}(%0, %n, %one)
+  %2 : Tensor, %3 : Tensor = prim::ListUnpack(%1)
+  %4 : Tensor = aten::sin(%2)
+  %5 : Tensor = aten::mul(%4, %3)
+  %6 : Tensor = aten::add_(%m, %one, %one)
+  return (%5)""")
+    [inside] = regions
+    assert inside == ["aten::mul", f"aten::{kind}", "prim::ListUnpack", "aten::sin", "aten::mul"]
+
+
+def test_a_list_that_the_program_changes_is_in_no_region():
+    _, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %n : int = prim::Constant[value=2]()
+  %one : int = prim::Constant[value=1]()
+  %0 : Tensor = aten::mul(%x, %w)
+  %1 : Tensor[] = aten::split(%0, %n, %one)
+  %2 : Tensor[] = aten::append(%1, %x)
+  %3 : Tensor = aten::cat(%1, %one)
+  %4 : Tensor = aten::sin(%3)
+  %5 : Tensor = aten::cos(%4)
+  return (%5)""")
+    assert not any("aten::split" in inside or "aten::append" in inside for inside in regions)
+
+
+def test_a_question_about_the_layout_parts_no_region():
+    _, regions = outlined("""graph(%x : Tensor, %w : Tensor):
+  %four : int = prim::Constant[value=4]()
+  %0 : Tensor = aten::mul(%x, %w)
+  %1 : bool = tsfuser::is_channels_last(%w, %four)
+  %2 : int = tsfuser::memory_format(%1)
+  %3 : Tensor = aten::clone(%0, %2)
+  %4 : Tensor = aten::sin(%3)
+  return (%4)""")
+    assert len(regions) == 1 and "tsfuser::is_channels_last" in regions[0]
+
+
 @pytest.mark.parametrize(
     "inside, parted", [("raise ValueError('too long')", False), ("print('too long')", True)]
 )
@@ -122,7 +170,7 @@ def f(x, y, w):
     return torch.sin(torch.tanh(joined))
 """)
     graph = scripted.graph.copy()
-    outline(graph, lambda _: False)
+    outline(graph, NOTHING_WRITTEN)
     last = [n.kind() for n in graph.findAllNodes(REGION, True)[-1].g("Subgraph").nodes()]
     assert ("aten::cat" in last) != parted and "aten::sin" in last
 

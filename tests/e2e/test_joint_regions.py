@@ -454,3 +454,28 @@ def test_sizes_of_parts_of_lists_are_known(sizes, device):
             torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1)
         with torch.autocast(torch.device(device).type, torch.bfloat16):
             assert packed(scripted) == 1
+
+
+def heads(x: Tensor, w: Tensor):
+    """As `multi_head_attention_forward` in a trace: sizes are tensors, and ints are asked of them."""
+    length, count, width = x.shape
+    size = torch.div(width, 2, rounding_mode="trunc") if torch.jit.is_tracing() else width // 2
+    y = torch.mm(x.reshape(-1, width), w).sin()
+    y = y.view(length, count * 2, size).transpose(0, 1)
+    return y.reshape(count, (2 * width) // 2, -1).cos() * ((length + 1) * 2 - 1)
+
+
+def test_sizes_of_a_trace_part_no_region():
+    x, w = torch.randn(5, 3, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    traced = torch.jit.trace(heads, (x, w), check_trace=False)
+    assert "aten::Int" in str(traced.graph)
+    with tsfuser.fuser():
+        for rows in (5, 5, 5, 5, 7, 1):
+            given = torch.randn(rows, 3, 8, requires_grad=True), w
+            got, want = (
+                [y, *torch.autograd.grad(y.square().sum(), given)]
+                for f in (traced, heads)
+                for y in [f(*given)]
+            )
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert packed(traced) == 1

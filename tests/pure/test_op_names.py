@@ -42,6 +42,10 @@ ALLOWED = {
     ),
     "csrc_stubs/group/step_list_build.cpp": ("all", "here it is over a list of bools of the host"),
     "csrc_stubs/interpreter/number_ops.cpp": ("view_as_dtype", "an op that it defines"),
+    "tsfuser/graph/size_tensors.py": (
+        "add sub mul div floor_divide",
+        "of 0-dim tensors and of ints they are other ops",
+    ),
     "tsfuser/graph/copied_reshapes.py": (
         "reshape reshaped contiguous ordered slice _grad_sum_to_size",
         "the nodes that it makes, and of which, and what is a whole; and what gives a gradient",

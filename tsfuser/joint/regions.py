@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..graph.effects import PURE, WRITES, draws, effect, secretly_written
+from ..graph.effects import PURE, WRITES, Effects, draws, effect, secretly_written
 from ..graph.rows import row_of
 from ..graph.wrapper import (
     CONSTANT,
@@ -61,11 +61,12 @@ _WITHOUT_GRADIENT = without_row.FLAT | without_row.LIKE_SELF | without_row.ZEROS
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneType", "DeviceObjType"))
 
 
-def outline(graph: Graph, is_written: Callable[[Value], bool]) -> int:
-    """Makes the regions of a graph, which is changed. How many there are. `is_written`: whether the program
-    may write to a value, which its region has to know where it is to keep what it is given. A list that it
-    writes to is in no region: the graph of a call would have it as a constant, which all calls share."""
-    found = [run for block in all_blocks(graph) for run in _runs(block, is_written)]
+def outline(graph: Graph, effects: Effects) -> int:
+    """Makes the regions of a graph, which is changed. How many there are. A region has to know what the
+    program may write to where it is to keep what it is given. A list whose items the program changes is in
+    no region: the graph of a call would have it as a constant, which all calls share."""
+    is_written = effects.is_written
+    found = [run for block in all_blocks(graph) for run in _runs(block, effects)]
     results: dict[int, bool] = {}
 
     def may_be_written(value: Value) -> bool:  # the analysis does not know results of regions
@@ -97,9 +98,9 @@ class _Run:
 class _Runs:
     """The runs of a block, whose nodes are added in order."""
 
-    def __init__(self, is_written: Callable[[Value], bool]):
+    def __init__(self, effects: Effects):
         self.found: list[_Run] = []
-        self._is_written = is_written
+        self._is_written, self._is_changed = effects.is_written, effects.is_changed
         self._begin([])
 
     def _begin(self, nodes: list[Node]) -> None:
@@ -130,7 +131,7 @@ class _Runs:
         self._begin(list(later))
 
     def _takes(self, node: Node) -> bool:
-        if any(_is_list(v) and self._is_written(v) for v in outputs(node)):
+        if any(_is_list(v) and not _is_unpacked(v) and self._is_changed(v) for v in outputs(node)):
             return False
         return _is_taken(node) or (_may_be_taken(node) and self._is_of_flat(node))
 
@@ -164,8 +165,8 @@ class _Runs:
         return any(_holds_tensors(v) and self._is_written(v) for v in [*inputs(node), *outputs(node)])
 
 
-def _runs(block: Block | Graph, is_written: Callable[[Value], bool]) -> list[_Run]:
-    runs = _Runs(is_written)
+def _runs(block: Block | Graph, effects: Effects) -> list[_Run]:
+    runs = _Runs(effects)
     for node in nodes_in(block):
         runs.add(node)
     runs.end(end_of(block))
@@ -251,6 +252,11 @@ def _is_passed(value: Value) -> bool:
 
 def _is_list(value: Value) -> bool:
     return value.type().kind() == "ListType"
+
+
+def _is_unpacked(value: Value) -> bool:
+    """Whether a list is there for its items, which are read by nothing else: no program changes it."""
+    return all(use.user.kind() == "prim::ListUnpack" for use in value.uses())
 
 
 def _counts(node: Node) -> bool:

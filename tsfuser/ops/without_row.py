@@ -72,8 +72,8 @@ LIKE_SELF = _aten("""
 """)
 #: Of their second operand they read no elements.
 LIKE_SECOND = frozenset({"tsfuser::bias_or_zero"})
-#: They ask a tensor for its sizes or dtype, and give numbers.
-ASKS = _aten("size dim numel is_floating_point len sym_size sym_numel")
+#: They ask a tensor for its sizes, layout or dtype, and give numbers.
+ASKS = _aten("size dim numel is_floating_point len sym_size sym_numel") | {"tsfuser::is_channels_last"}
 
 #: They make a tensor of numbers, the same for the same numbers.
 OF_NUMBERS = _aten("arange linspace eye full zeros ones scalar_tensor") | {"prims::iota"}

@@ -18,6 +18,7 @@ from ...errors import Refusal
 from ...graph.effects import Effects, remove_dead_code, secretly_written
 from ...graph.functionalize import functionalize, is_identity
 from ...graph.passes import no_collection
+from ...graph.size_tensors import ask_sizes
 from ...graph.types import infer_missing_types
 from ...graph.wrapper import (
     Block,
@@ -85,9 +86,10 @@ def _regions(graph: Graph) -> Graph | None:
     remove_dead_code(graph)
     if not any(map(secretly_written, all_nodes(graph))):  # torch would take such an op for dead
         torch._C._jit_pass_loop_unrolling(graph)
+    ask_sizes(graph)
     effects = Effects(graph)
     _share_attributes(graph, effects, {})
-    return graph if outline(graph, effects.is_written) else None
+    return graph if outline(graph, effects) else None
 
 
 def _share_attributes(block: Graph | Block, effects: Effects, known: dict[tuple[int, str], Value]) -> None:

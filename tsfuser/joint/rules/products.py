@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import Refusal
+from .reductions import mean
 from .table import known_rank, rule, structural
 
 
@@ -132,13 +133,23 @@ def avg_pool(grad, self, kernel_size, stride, padding, ceil_mode, count_include_
 
 
 @rule("aten::adaptive_avg_pool2d")
-def adaptive_avg_pool2d(grad, self):
+def adaptive_avg_pool2d(grad, self, output_size):
+    if _is_mean(output_size):
+        return mean(grad, self, [-2, -1], True)
     return grad._adaptive_avg_pool2d_backward(self)
 
 
 @rule("aten::adaptive_avg_pool3d")
-def adaptive_avg_pool3d(grad, self):
+def adaptive_avg_pool3d(grad, self, output_size):
+    if _is_mean(output_size):
+        return mean(grad, self, [-3, -2, -1], True)
     return grad._adaptive_avg_pool3d_backward(self)
+
+
+def _is_mean(output_size):
+    """Whether the result is the mean of all, as which eager computes it."""
+    sizes = output_size if isinstance(output_size, list) else [output_size]
+    return all(type(size) is int and size == 1 for size in sizes)
 
 
 @rule("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices")
