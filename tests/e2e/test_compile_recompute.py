@@ -27,7 +27,8 @@ def saved_by(function, *args):
 
 
 def assert_trains(model, x, saved, dynamic=None, autocast=False):
-    """Results and gradients are as near to float64 as eager's; of the size of `x` are that many saved."""
+    """Results and gradients are as near to float64 as eager's; at most that many of the size of `x` are
+    saved."""
     runs = []
     plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     compiled = torch.compile(model, backend="tsfuser", dynamic=dynamic)
@@ -36,7 +37,7 @@ def assert_trains(model, x, saved, dynamic=None, autocast=False):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast and call is not exact):
             y, sizes = saved_by(call, given)
         if call is compiled:
-            assert sizes.count(tuple(x.shape)) == saved, sizes
+            assert sizes.count(tuple(x.shape)) <= saved, sizes
         y.square().mean().backward()
         runs.append([y.detach(), given.grad, *(p.grad for p in each.parameters())])
     for ours, eager, reference in zip(*runs):

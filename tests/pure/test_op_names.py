@@ -94,11 +94,12 @@ ALLOWED = {
         "the nodes that it writes out, their gradient, and the losses that read them",
     ),
     "tsfuser/joint/norms.py": (
-        "native_layer_norm batch_norm to",
+        "native_layer_norm batch_norm native_group_norm _fused_rms_norm to "
+        "_native_batch_norm_legit_functional native_batch_norm_backward",
         "the norms that it writes out, and the nodes that it makes",
     ),
     "tsfuser/joint/results.py": (
-        "relu6 hardtanh softplus hardtanh_backward softplus_backward",
+        "relu6 hardtanh softplus leaky_relu hardtanh_backward softplus_backward leaky_relu_backward",
         "activations with another derivative, by the result",
     ),
     "tsfuser/graph/roundings.py": ("rounded", "the nodes that it makes"),

@@ -20,8 +20,9 @@ from collections.abc import Iterator
 
 from ..graph.wrapper import Graph, Node, facts, nodes_of
 from .divide import Written
+from .expansions import cast
 from .rules.table import argument
-from .terms import Term, Writer
+from .terms import DTYPE_NUMBERS, Term, Writer
 
 _KINDS = ("aten::log_softmax", "aten::_log_softmax")
 _GRADIENT = "aten::_log_softmax_backward_data"
@@ -42,13 +43,17 @@ def _written(node: Node, writer: Writer) -> Iterator[Written]:
     kinds = {reader.kind() for reader, _ in readers}
     if _GRADIENT not in kinds or kinds.isdisjoint(_LOSSES) or not _is_of_classes(dim, logits):
         return
-    if facts(result.type()) != logits.facts or logits.facts.dtype not in _EXACT:
+    dtype, its = logits.facts.dtype, facts(result.type()).dtype
+    if dtype not in DTYPE_NUMBERS or its not in (dtype, "float32"):
         return
     writer.place = writer.lines = node
-    most = logits.amax([dim], True)
-    shifted = logits - most
+    wide = logits if dtype in _EXACT else cast(logits, "float32")
+    if wide.facts.dtype != its and its in _EXACT:
+        return
+    most = wide.amax([dim], True)
+    shifted = wide - most
     total = shifted.exp().sum([dim], True)
-    made = shifted - total.log()
+    made = cast(shifted - total.log(), its)  # torch rounds to 16 bits once, too
     made.value.setType(result.type())
     for reader, place in readers:
         reader.replaceInput(place, made.value)

@@ -120,7 +120,8 @@ def _bias_of_its_own(node: Node, writer: Writer) -> Iterator[Written]:
 
 def _is_for_gradient(statistic: Value) -> bool:
     """Whether the gradient of the norm reads the statistic, which has digits enough."""
-    kind = f"{statistic.node().kind()}_backward"
+    kind = statistic.node().kind()
+    kind = _GRADIENTS.get(kind, f"{kind}_backward")
     return facts(statistic.type()).dtype in _EXACT and kind in {use.user.kind() for use in statistic.uses()}
 
 
@@ -142,13 +143,40 @@ def _batch_norm(given: dict, mean: Term, rstd: Term) -> Term | None:
     return _scaled((given["input"] - mean) * rstd, weight, bias)
 
 
+def _group_norm(given: dict, mean: Term, rstd: Term) -> Term | None:
+    """Of [N, C, ...] viewed as [N, groups, C / groups, ...]."""
+    value, batch, channels, groups = (given[name] for name in ("input", "N", "C", "group"))
+    rank = value.facts.rank
+    if rank is None or not isinstance(channels, int) or not isinstance(groups, int):
+        return None
+    rest, ones = [value.size(d) for d in range(2, rank)], [1] * (rank - 2)
+
+    def view(term: Term, sizes: list) -> Term:
+        return term.writer.known(term.view(sizes), term.facts._replace(rank=len(sizes)))
+
+    mean, rstd = (view(v, [batch, groups, 1, *ones]) for v in (mean, rstd))
+    each = [1, groups, channels // groups, *ones]
+    weight, bias = (v if v is None else view(v, each) for v in (given["weight"], given["bias"]))
+    split = view(value, [batch, groups, channels // groups, *rest])
+    return view(_scaled((split - mean) * rstd, weight, bias), [batch, channels, *rest])
+
+
+def _rms_norm(given: dict, rstd: Term) -> Term:
+    return _scaled(given["input"] * rstd, given["weight"], None)
+
+
 def _scaled(value: Term, weight: Term | None, bias: Term | None) -> Term:
     value = value if weight is None else value * weight
     return value if bias is None else value + bias
 
 
-#: Norms with two statistics, and what their results are.
+#: Those whose name does not tell that of their gradient.
+_GRADIENTS = {"aten::_native_batch_norm_legit_functional": "aten::native_batch_norm_backward"}
+#: Norms that return statistics, and what their results are.
 _NORMS: dict[str, Callable[..., Term | None]] = {
     "aten::native_layer_norm": _layer_norm,
+    "aten::native_group_norm": _group_norm,
+    "aten::_fused_rms_norm": _rms_norm,
+    "aten::_native_batch_norm_legit_functional": _batch_norm,
     "tsfuser::batch_norm": _batch_norm,
 }

@@ -25,7 +25,8 @@ from ..graph.wrapper import (
 )
 from .terms import Term, Writer
 
-_CLIPPED, _SOFT, _LEAKY = (f"aten::{name}_backward" for name in ("hardtanh", "softplus", "leaky_relu"))
+_CLIPPED, _SOFT = "aten::hardtanh_backward", "aten::softplus_backward"
+_LEAKY = "aten::leaky_relu_backward"
 _IS_RESULT = 3  # the argument that says what the derivative of a leaky relu reads
 LARGE = 20  # a threshold of softplus above which the derivative is 1, but for 2e-9
 

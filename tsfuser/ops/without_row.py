@@ -75,8 +75,9 @@ LIKE_SECOND = frozenset({"tsfuser::bias_or_zero"})
 #: They ask a tensor for its sizes, layout or dtype, and give numbers.
 ASKS = _aten("size dim numel is_floating_point len sym_size sym_numel") | {"tsfuser::is_channels_last"}
 
-#: They make a tensor of numbers, the same for the same numbers.
-OF_NUMBERS = _aten("arange linspace eye full zeros ones scalar_tensor") | {"prims::iota"}
+#: They fill a tensor with a number; they make one of some numbers.
+FILLS = _aten("full zeros ones scalar_tensor")
+RANGES = _aten("arange linspace eye") | {"prims::iota"}
 #: They make zeros.
 ZEROS = _aten("zeros new_zeros")
 

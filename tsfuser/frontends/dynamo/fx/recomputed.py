@@ -26,6 +26,12 @@ def name_recomputed(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
                 node.meta[_NAME] = computed[node.name].meta[_NAME] = node.name
 
 
+def keep_name(old: fx.Node, new: fx.Node) -> None:
+    """`new` takes the place of `old`."""
+    if _NAME in old.meta:
+        new.meta[_NAME] = old.meta[_NAME]
+
+
 def name_value(node: fx.Node, value: object) -> None:
     """Gives the name of a node to the value that stands for it in a typed graph."""
     if _NAME in node.meta and isinstance(value, torch._C.Value):

@@ -78,7 +78,7 @@ def _cut(
     others: Mapping[str, Any],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     from torch._functorch import config
-    from torch._functorch.partitioners import default_partition
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     trace_as_computed(joint)
     if recompute:
@@ -87,6 +87,13 @@ def _cut(
     channels_last(joint, layout, inference=False)
     part_plans(joint)
     norms.drop_running_statistics(joint)
+    if recompute and options.enabled("joint_graph"):
+        kept = Kept(joint)
+        try:
+            return _by_typed_joint(joint, num_fwd_outputs)
+        except Refusal as refusal:
+            log.write("partition", f"torch chooses what the forward saves: {refusal}")
+            kept.put_back()
     if recompute:
         norms.expand(joint)
         softmaxes.expand(joint)
@@ -95,7 +102,11 @@ def _cut(
         sizes_only.forget_values(joint)
         if config.cse:
             merge_repeats(joint)
-        forward, backward = _cheapest(joint, inputs, num_fwd_outputs, others)
+        save_compared(joint, num_fwd_outputs)
+        with recomputable(), config.patch(cse=False):
+            forward, backward = min_cut_rematerialization_partition(
+                joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
+            )
         name_recomputed(forward, backward)
         norms.collapse(forward)
         norms.keep_unrounded(backward)
@@ -108,22 +119,20 @@ def _cut(
     return forward, backward
 
 
-def _cheapest(
-    joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, others: Mapping[str, Any]
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _by_typed_joint(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
     from torch._functorch import config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     from ..typed_joint.divide import divide
 
-    if options.enabled("joint_graph"):
-        try:
-            return divide(joint, num_fwd_outputs)
-        except Refusal as refusal:
-            log.write("partition", f"torch chooses what the forward saves: {refusal}")
-    save_compared(joint, num_fwd_outputs)
-    with recomputable(), config.patch(cse=False):
-        return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    save_offsets(joint)
+    sizes_only.forget_values(joint)
+    if config.cse:
+        merge_repeats(joint)
+    softmaxes.expand(joint, others_only=True)
+    forward, backward = divide(joint, results)
+    softmaxes.collapse(forward)
+    sizes_only.read_inputs_instead(backward)
+    return forward, backward
 
 
 def mark_lent(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

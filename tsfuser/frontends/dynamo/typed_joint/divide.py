@@ -1,9 +1,9 @@
 """Forward and backward of AOTAutograd's joint graph, as the cut of the typed joint graph says.
 
-In: a joint FX graph, and how many of its outputs are the forward's. Out: two FX modules, of nodes of the
-joint graph: torch extracts them, as for its own partitioners, once it is known which nodes the forward saves.
-Raises Refusal where something else decides that, such as a checkpoint, or where the graph cannot be
-translated.
+In: a joint FX graph, and how many of its outputs are the forward's. Out: two FX modules. The passes before
+the cut change the typed graph, and so the joint graph of FX (`write_back.py`). Both modules are of its nodes:
+torch extracts them, as for its own partitioners, once it is known which nodes the forward saves. Raises
+Refusal where something else decides that, such as a checkpoint, or where the graph cannot be translated.
 
 What is saved need not be what eager saves: a program that writes to an input or a result before the backward
 gets an error then, as with torch's partitioners. And nobody differentiates the backward.
@@ -19,27 +19,47 @@ from torch import fx
 from torch._functorch import config, partitioners
 
 from ....errors import Refusal
-from ....graph.wrapper import LIST, Value, inputs
+from ....graph.passes import run
+from ....graph.wrapper import LIST, Value, inputs, outputs
 from ....joint.cut import chosen
+from ....joint.passes import PASSES, Work
 from ....joint.roles import Roles
 from ....ops import table, without_row
+from ..fx.recomputed import name_recomputed
+from .instead import compute_instead, keep_unrounded
 from .translate import Translated, translate
+from .write_back import leaves, write_back
 
 #: Namespaces of ops that torch's partitioner treats in ways of its own.
 _COLLECTIVE = ("_c10d_functional", "_dtensor")
+#: The passes before the cut that have something to do here: the others are about ops that torch decomposes,
+#: or about what a program may write to.
+_TAKEN = ("write_loss_heads", "note_types", "note_eager", "read_results", "write_norms")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward."""
     _check(joint.graph)
-    saved = _saved(translate(joint, results))
+    translated = translate(partitioners.raise_getitems(joint), results)
+    work = Work(translated.joint, keep_inputs=True)
+    run(work, [step for step in PASSES if step.name in _TAKEN])
+    write_back(translated, joint)
+    values = _saved(translated, varies=any(_is_symbolic(n) for n in joint.graph.find_nodes(op="placeholder")))
+    saved = list(dict.fromkeys(node for value in values for node in _nodes(value, translated)))
     forward, backward = partitioners._extract_fwd_bwd_modules(
         joint,
-        [node for node in saved if not isinstance(node.meta["val"], _SYMBOLIC)],
-        saved_sym_nodes=[node for node in saved if isinstance(node.meta["val"], _SYMBOLIC)],
+        [node for node in saved if not _is_symbolic(node)],
+        saved_sym_nodes=[node for node in saved if _is_symbolic(node)],
         num_fwd_outputs=results,
     )
+    name_recomputed(forward, backward)
+    numbers = {value.unique() for value in values}
+    for written in work.written:
+        if numbers.isdisjoint(part.unique() for part in written.parts):
+            made, instead = (translated.nodes[v.unique()][0] for v in (written.value, written.instead))
+            compute_instead(forward, made, instead)
+            keep_unrounded(backward, made)
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     return partitioners.raise_getitems(forward), partitioners.raise_getitems(backward)
 
@@ -59,32 +79,38 @@ def _check(graph: fx.Graph) -> None:
             raise Refusal("processes exchange tensors")
 
 
-def _saved(translated: Translated) -> list[fx.Node]:
-    """What the forward saves, in the order of the graph."""
+def _is_symbolic(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], _SYMBOLIC)
+
+
+def _saved(translated: Translated, varies: bool) -> list[Value]:
+    """What the forward saves, in the order of the graph. `varies`: whether sizes do."""
     roles = Roles(translated.joint)
     everything = frozenset(range(len(roles.grads)))
     shown = {root for value in (*roles.given, *roles.results) for root in roles.roots(value)}
-    numbers = chosen(roles, dict.fromkeys(shown, everything), again=_again())
-    values = [v for v in roles.given if v.unique() in numbers]
-    values += [v for node in roles.nodes for v in node.outputs() if v.unique() in numbers]
-    found = dict.fromkeys(node for value in values for node in _nodes(value, translated))
-    return [node for node in found if node.op != "get_attr"]
+    numbers = chosen(roles, dict.fromkeys(shown, everything), again=_again(varies))
+    values = [*roles.given, *(v for node in roles.nodes for v in outputs(node))]
+    return [value for value in values if value.unique() in numbers]
 
 
 @cache
-def _again() -> frozenset[str]:
-    """Ops that the backward may run again, which groups take, or which `rewrites/ranges.py` takes out of the
-    graph: a lookup reads as much as its result has."""
+def _again(varies: bool) -> frozenset[str]:
+    """Ops that the backward may run again. A lookup reads as much as its result has; what is filled with a
+    number is that number to a group; `rewrites/ranges.py` makes ranges once, where their sizes are known."""
     lookups = {row.name for row in table.all_rows() if row.family == "lookup"}
-    return without_row.OF_NUMBERS | lookups
+    ranges = frozenset() if varies else without_row.RANGES
+    return without_row.FILLS | ranges | lookups
 
 
 def _nodes(value: Value, translated: Translated) -> Iterator[fx.Node]:
     """Those whose results the value is. A list is made of its items again, and a number that no node gives of
     what it is computed from."""
+    if value.unique() in translated.numbers:
+        yield from (n for n in leaves(translated.numbers[value.unique()]) if isinstance(n, fx.Node))
+        return
     found = translated.nodes.get(value.unique(), [])
     if any(isinstance(node.meta["val"], (torch.Tensor, *_SYMBOLIC)) for node in found):
-        yield from found
+        yield from (node for node in found if node.op != "get_attr")
         return
     if not found and value.node().kind() != LIST and value.type().kind() == "TensorType":
         raise Refusal("a tensor is saved that no node of the graph gives")

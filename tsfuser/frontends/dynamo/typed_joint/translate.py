@@ -15,15 +15,16 @@ An op that typed graphs cannot hold becomes a node of no known kind: nothing mov
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from ....errors import Refusal
-from ....graph.wrapper import Value
+from ....graph.wrapper import LIST, Node, Value, inputs, nodes_in, outputs
 from ....joint.names import WRITTEN
+from ....joint.node_facts import UNPACK
 from ....joint.reverse import Joint
 from ..fx.types import type_of
 from ..fx.updates import last_updates
@@ -35,10 +36,21 @@ _TANGENTS = "tangents"
 
 @dataclass(frozen=True)
 class Translated:
-    """`nodes`: by the number of a value, the nodes of FX for whose results it stands."""
+    """`nodes`: by the number of a value, the nodes of FX for whose results it stands. `read`: by the number
+    of the first result of a typed node, the call of FX that it stands for, and what each operand was.
+    `translated`: the numbers of all values; `numbers`: what stands for numbers that passes have written."""
 
     joint: Joint
     nodes: dict[int, list[fx.Node]]
+    read: dict[int, tuple[fx.Node, list[tuple[int, ...]]]]
+    translated: frozenset[int]
+    numbers: dict[int, Any] = field(default_factory=dict)
+
+
+def read(operand: Value) -> tuple[int, ...]:
+    """The numbers of the operand's values: its own, or those of the items of a list that is made for it."""
+    made_of = inputs(operand.node()) if operand.node().kind() == LIST else [operand]
+    return tuple(value.unique() for value in made_of)
 
 
 def translate(module: fx.GraphModule, results: int) -> Translated:
@@ -67,10 +79,15 @@ class _Translator(Translator):
             self.graph.registerOutput(value)
         joint = Joint(self.graph, len(made), tuple(range(len(tangents))), tuple(range(len(gradients))))
         nodes: dict[int, list[fx.Node]] = {}
+        calls: dict[int, tuple[fx.Node, list[tuple[int, ...]]]] = {}
         for node, value in self.values.items():
             if isinstance(value, torch._C.Value):
                 nodes.setdefault(value.unique(), []).append(node)
-        return Translated(joint, nodes)
+            if isinstance(node.target, torch._ops.OpOverload) and value is not None:
+                made = _maker(value)
+                calls[outputs(made)[0].unique()] = node, [read(operand) for operand in inputs(made)]
+        known = frozenset(v.unique() for node in nodes_in(self.graph) for v in outputs(node))
+        return Translated(joint, nodes, calls, known)
 
     def _all(self, items: Any) -> list[Value]:
         """The values of those that are nodes."""
@@ -96,3 +113,9 @@ class _Translator(Translator):
 
     def _operands(self, node: fx.Node) -> list[Value]:
         return [self.arguments.of_node(operand) for operand in node.all_input_nodes]
+
+
+def _maker(result: Value | tuple[Value, ...]) -> Node:
+    """The node of the op that gives it; of the items of a list, that which gives the list."""
+    node = (result[0] if isinstance(result, tuple) else result).node()
+    return node.inputsAt(0).node() if node.kind() == UNPACK else node
