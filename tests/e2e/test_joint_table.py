@@ -12,6 +12,7 @@ from kit.joint_measures import (
     image,
     joint,
     operands,
+    peak,
     scripted,
     trained,
 )
@@ -45,7 +46,8 @@ def test_no_more_is_saved_and_launched(device, program):
         torch.testing.assert_close(tuple(gradients), expected, rtol=precision, atol=precision)
 
 
-def assert_no_more(measure):
+def both(measure):
+    """With joint graphs, and without."""
     todays = measure()
     before = _C.use_joint_functions(True)
     try:
@@ -53,6 +55,11 @@ def assert_no_more(measure):
     finally:
         _C.use_joint_functions(before)
     print(ours, todays)
+    return ours, todays
+
+
+def assert_no_more(measure):
+    ours, todays = both(measure)
     assert ours.saved <= todays.saved
     assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
     return ours, todays
@@ -78,3 +85,10 @@ def test_nor_by_layers_of_a_network(device):
     given = torch.randn(4, 32, 64, device=device), torch.zeros(4, 1, 1, 32, device=device)
     ours, todays = assert_no_more(lambda: trained(Layers(3).to(device), given))
     assert sum(ours.ours) <= sum(todays.ours)
+
+
+def test_layers_need_no_more_memory(device):
+    """What is asked for its sizes does not live until the forward ends."""
+    given = torch.randn(4, 32, 64, device=device), torch.zeros(4, 1, 1, 32, device=device)
+    ours, todays = both(lambda: peak(Layers(4).to(device), given))
+    assert ours <= todays

@@ -18,6 +18,7 @@ from tsfuser.joint.passes import divide
 from tsfuser.joint.reverse import reverse
 from tsfuser.joint.seeds import draw_again
 
+from .allocations import allocations
 from .derivatives import runnable, traced
 from .models import EncoderLayer
 from .support import counted, fresh, no_fallback
@@ -171,6 +172,22 @@ def compiled(program, given, calls=3, dynamic=False):
         grad = torch.ones_like(result)
         gradients, backward = _counted(lambda: torch.autograd.grad(result, leaves, grad))
     return _measure(saved, [*given, result], forward, backward), result.detach(), gradients
+
+
+def peak(module, given, calls=7):
+    """The most bytes that such a step of training has at one time, besides what was there before."""
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    run, wanted, place = torch.jit.script(module), list(module.parameters()), given[0].device.type
+
+    def step():
+        with torch.autocast(place, torch.bfloat16):
+            result = run(*given)
+        torch.autograd.grad(result, wanted, result.detach())
+
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(calls):
+            step()
+        return allocations(step, place)[1]
 
 
 def joint(program, given, calls=2):

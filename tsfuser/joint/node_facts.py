@@ -118,3 +118,11 @@ def _unread(node: Node, names: Sequence[str]) -> set[str]:
         return {names[1]}
     found = row_of(node)
     return {found[0].asked, found[0].dtype_from} if found is not None else set()
+
+
+def holds_tensors(value: Value) -> bool:
+    """Whether it is a tensor, a list of tensors, or may be one."""
+    type_ = value.type()
+    while type_.kind() in ("ListType", "OptionalType"):
+        type_ = type_.getElementType()
+    return type_.kind() == "TensorType"

@@ -46,7 +46,9 @@ from .example_types import note_types
 from .expansions import expand
 from .joins import nest_joins
 from .names import add_input, mark_as_part
+from .node_facts import holds_tensors
 from .norms import keep_no_statistics, read_for_statistics
+from .order import ask_early
 from .partial import readers
 from .passes import divide
 from .results import read_results
@@ -84,6 +86,8 @@ def pack(
     use_room(parts, again)
     if seeds:
         draw_again(parts, again)
+    for graph in (parts.forward, parts.backward, again.backward):
+        ask_early(graph)
     packed = _packed(parts, again)
     behind.write(packed)
     if len(graph_outputs(packed)) != 1:
@@ -152,7 +156,7 @@ def _missing_numbers(roles: Roles, saved: list[Value]) -> list[Value]:
 def _moves(value: Value) -> bool:
     """Whether the value has a gradient: it has fractions, and is not a statistic of a norm, or the like. For
     these the second derivative of the norm itself accounts."""
-    if is_tensor(value) and not any(map(_holds_tensors, inputs(value.node()))):
+    if is_tensor(value) and not any(map(holds_tensors, inputs(value.node()))):
         return False
     if is_tensor(value) and facts(value.type()).dtype is None:
         raise Refusal(f"the dtype of a saved result of {value.node().kind()} is not known")
@@ -162,11 +166,6 @@ def _moves(value: Value) -> bool:
     if value.offset() == 0 or rule is None:
         return True
     return "grads" in rule.takes and value.node().kind() not in STATISTICS
-
-
-def _holds_tensors(value: Value) -> bool:
-    type_ = value.type()
-    return (type_.getElementType() if type_.kind() == "ListType" else type_).kind() == "TensorType"
 
 
 # ---- the graphs

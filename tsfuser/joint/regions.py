@@ -45,7 +45,7 @@ from ..ops import without_row
 from .divide import Copy
 from .expansions import EXPANSIONS
 from .names import LAID_OUT, WRITTEN, add_input
-from .node_facts import elements_read, may_copy, root, viewed
+from .node_facts import elements_read, holds_tensors, may_copy, root, viewed
 from .norm_expansions import COPIED
 from .rules import RULES
 
@@ -137,7 +137,7 @@ class _Runs:
 
     def _is_of_flat(self, node: Node) -> bool:
         """Whether all tensors that it is given are values of the run without a gradient."""
-        given = [v.unique() for v in inputs(node) if _holds_tensors(v)]
+        given = [v.unique() for v in inputs(node) if holds_tensors(v)]
         return bool(given) and self._flat.issuperset(given)
 
     def _later(self, node: Node, read: list[Value]) -> list[Node]:
@@ -158,11 +158,11 @@ class _Runs:
             return []
         if draws(node) and any(map(draws, later)):
             return []
-        made = [self._makers.get(v.unique()) for n in later for v in inputs(n) if _holds_tensors(v)]
+        made = [self._makers.get(v.unique()) for n in later for v in inputs(n) if holds_tensors(v)]
         return [] if any(n in needed and _is_of_groups(n) for n in made if n is not None) else later
 
     def _touches_written(self, node: Node) -> bool:
-        return any(_holds_tensors(v) and self._is_written(v) for v in [*inputs(node), *outputs(node)])
+        return any(holds_tensors(v) and self._is_written(v) for v in [*inputs(node), *outputs(node)])
 
 
 def _runs(block: Block | Graph, effects: Effects) -> list[_Run]:
@@ -221,7 +221,7 @@ def _is_taken(node: Node) -> bool:
 
 def _may_be_taken(node: Node) -> bool:
     """Whether a region may hold such a node if it has a derivative, or needs none."""
-    if not all(_is_passed(v) or _holds_tensors(v) for v in outputs(node)):
+    if not all(_is_passed(v) or holds_tensors(v) for v in outputs(node)):
         return False
     if node.kind().startswith("prim::"):
         return node.kind() in _PRIM
@@ -235,7 +235,7 @@ def _is_flat(node: Node) -> bool:
     found = row_of(node)
     if found is not None and (found[0].flat or found[0].asked == found[1].arguments[0]):
         return True
-    return node.kind() in _WITHOUT_GRADIENT or not any(map(_holds_tensors, inputs(node)))
+    return node.kind() in _WITHOUT_GRADIENT or not any(map(holds_tensors, inputs(node)))
 
 
 def _is_passed(value: Value) -> bool:
@@ -277,14 +277,7 @@ def _copies_repeated(node: Node) -> bool:
 
 
 def _gives_tensors(node: Node) -> bool:
-    return any(map(_holds_tensors, outputs(node)))
-
-
-def _holds_tensors(value: Value) -> bool:
-    type_ = value.type()
-    while type_.kind() in ("ListType", "OptionalType"):
-        type_ = type_.getElementType()
-    return type_.kind() == "TensorType"
+    return any(map(holds_tensors, outputs(node)))
 
 
 # ---- the nodes
