@@ -138,8 +138,8 @@ TABLE = (
            "Whether plans, and what was found out about ops, are kept beside the kernels, so that the next "
            "process does none of that again."),
     Option("stored_graphs", "TSFUSER_STORED_GRAPHS", True, parsers.switch,
-           "Whether graphs that torch.compile has traced and grouped are kept beside the plans, so that the "
-           "next process does not trace them again."),
+           "Whether graphs that torch.compile has traced and grouped, and what is made of scripted programs, "
+           "are kept beside the plans, so that the next process does not make them again."),
     Option("cache_limit", "TSFUSER_CACHE_LIMIT", 1 << 30, parsers.size,
            "How large the files of the cache may become, in bytes, or as in 500K, 200M, 4G: then those that "
            "were not used for the longest time are deleted."),

@@ -289,6 +289,16 @@ void bind_graphs(py::module_& m) {
   m.def(
       "read_graph", [](const py::bytes& bytes) { return read_graph(bytes); },
       "The graph of such bytes, whose writer has to be known: they are a pickle of torch's.");
+  m.def(
+      "graphs_text", [](const Graphs& graphs) { return py::bytes(graphs_text(graphs)); },
+      "What tells graphs from others. ValueError where they hold what cannot be told.");
+  m.def(
+      "write_made",
+      [](const Graphs& made, const Graphs& origins) { return py::bytes(write_made(made, origins)); },
+      "What a pass has made of the graphs `origins`, as bytes. ValueError where it would not come back.");
+  m.def(
+      "read_made", [](const py::bytes& bytes, const Graphs& origins) { return read_made(bytes, origins); },
+      "What such a pass has made of graphs with the text of `origins`.");
   m.def("group_id",
         [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
   m.def("group_graph", [](int64_t id) { return known_group(id).graph; });

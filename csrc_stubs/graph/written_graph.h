@@ -14,6 +14,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace torch::jit {
 struct Graph;
@@ -25,5 +26,17 @@ namespace tsfuser {
 std::string write_graph(const std::shared_ptr<torch::jit::Graph>& graph);
 // Throws where the bytes are not those of a graph.
 std::shared_ptr<torch::jit::Graph> read_graph(const std::string& bytes);
+
+// The same for what a pass makes of graphs: what is an object of this process, as a line of source, is
+// written as that of a node of theirs (origins.h). The bytes are a pickle without tensors.
+using Graphs = std::vector<std::shared_ptr<torch::jit::Graph>>;
+
+// All that tells the graphs from others, but for the contents of source files. Throws where that cannot be
+// written.
+std::string graphs_text(const Graphs& graphs);
+// Throws where `made` would not come back, or holds an object of its own.
+std::string write_made(const Graphs& made, const Graphs& origins);
+// `origins` have the text of those that `bytes` were written with.
+Graphs read_made(const std::string& bytes, const Graphs& origins);
 
 }  // namespace tsfuser

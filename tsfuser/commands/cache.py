@@ -21,6 +21,7 @@ _KINDS = {
     ".so": "kernels for CPU tensors",
     ".cubin": "kernels for CUDA tensors",
     ".graph": "graphs of torch.compile",
+    ".pass": "graphs of scripted programs",
     ".cpp": "sources that failed",
     ".cu": "sources that failed",
 }

@@ -28,7 +28,7 @@ def stats() -> Mapping[str, Any]:
     or warn), `kernels_compiled`, `disk_hits` (kernels from disk), `plans_read` (those of `plans_built` that
     another process, or group, had made: they came from disk), which are integers, and `fallbacks` (reason ->
     calls). Of torch.compile: `graphs`, forward and backward ones, that were translated or read,
-    `graphs_read`, those of TorchDynamo that came from disk, and `graph_calls` (integers; a call of a graph
+    `graphs_read`, those that came from disk, and `graph_calls` (integers; a call of a graph
     that Python cuts counts once for each piece); `left_to_python` (reason -> nodes) and `graphs_unfused`
     (reason -> graphs). `passes_failed` (failure -> graphs): passes that gave up by a mistake of tsfuser's;
     the graphs run unfused. `optimised_too_early` (function -> graphs): functions that torch optimised while

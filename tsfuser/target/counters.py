@@ -2,8 +2,8 @@
 
 In: `count("kernels_compiled")` where a compiler really ran, `count("disk_hits")` where the disk cache had
 the kernel, `count("plans_read")` where it had a plan, `count("graphs_read")` where it had a graph of
-torch.compile. Out: `snapshot()`, e.g. `{"kernels_compiled": 1, "disk_hits": 0, "plans_read": 0,
-"graphs_read": 0}`, part of `tsfuser.stats()`.
+torch.compile, or what a pass makes of a scripted one. Out: `snapshot()`, e.g. `{"kernels_compiled": 1,
+"disk_hits": 0, "plans_read": 0, "graphs_read": 0}`, part of `tsfuser.stats()`.
 """
 
 from __future__ import annotations

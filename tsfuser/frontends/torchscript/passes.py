@@ -30,9 +30,10 @@ from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work,
 from ...grouping.support import Refusals
 from ...planning import failures
 from ...planning.progress import progress
-from . import guard
+from . import guard, stored_passes
 from .placed_sums import make_sums
 from .profile import remove_profile_nodes
+from .stored_passes import Made, Place
 from .strict_fusion import move_views_out
 
 
@@ -85,15 +86,19 @@ def watching() -> Iterator[list[Outcome]]:
 def fuse(graph: Graph, into: Refusals | None = None) -> Graph:
     """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass
     fails; the latter is reported (`planning.failures`)."""
+    stored = stored_passes.place_of("graph_pass", [graph]) if into is None and not _watchers else None
+    found = stored.find() if stored else None
+    if found is not None:
+        return found.graphs[0] if found.graphs else graph
     refusals = Refusals() if into is None else into
     with progress.working("making groups of a graph's ops"):
-        result = _fuse(graph, refusals)
+        result = _fuse(graph, refusals, stored)
     for seen in tuple(_watchers):
         seen.append(Outcome(result, refusals))
     return result
 
 
-def _fuse(graph: Graph, refusals: Refusals) -> Graph:
+def _fuse(graph: Graph, refusals: Refusals, stored: Place | None) -> Graph:
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
     try:
@@ -102,7 +107,10 @@ def _fuse(graph: Graph, refusals: Refusals) -> Graph:
     except Exception as error:
         failures.gave_up("graph_pass", error, failures.line_of(graph))
         return graph
-    if not work.groups and not work.has_products:
+    changes = bool(work.groups or work.has_products)
+    if stored:
+        stored.keep(Made([work.graph] if changes else []))
+    if not changes:
         return graph
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(work.graph))

@@ -54,6 +54,7 @@ from ....graph.passes import Pass, run
 from ....graph.roundings import round_saved
 from ....graph.wrapper import Graph, nodes_in, use_count
 from ....planning import failures
+from .. import stored_passes
 from . import dropout, formulas, kept_instead, norm_operands, norm_results, recompute, relu_mask
 from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
@@ -121,6 +122,12 @@ def rewrite(
     if not nodes_in(backward) or not saved.is_whole():
         return None
     own = (*own, *given) if options.enabled("keep_inputs") else own
+    numbers = (real, gradients, saved_inputs, saved_outputs)
+    facts = (orders, idle, written, narrow, own, small, moving, half)
+    stored = stored_passes.place_of("differentiable", [forward, backward], (numbers, facts), changed=True)
+    found = stored.find() if stored else None
+    if found is not None:
+        return (*found.graphs, *found.numbers)
     work = Work(
         saved.without_gradients(idle, still_outputs(forward)),
         orders,
@@ -136,6 +143,8 @@ def rewrite(
     except Exception as error:
         failures.gave_up("differentiable_graph", error, failures.line_of(forward))
         return False  # C++ has copied the graphs
+    if stored:
+        stored.keep(stored_passes.Made([forward, backward], work.numbers))
     return forward, backward, *work.numbers
 
 
