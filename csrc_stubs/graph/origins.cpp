@@ -70,6 +70,12 @@ std::string without_numbers(std::string text) {
   return text;
 }
 
+// Whether a name says more than what the program calls a value (tsfuser/joint/names.py).
+bool has_mark(const std::string& name) {
+  const auto has = [&name](const char* mark) { return name.find(mark) != std::string::npos; };
+  return has(".written") || has(".laid_out") || has(".joint_part");
+}
+
 IValue facts_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided ||
       tensor.is_quantized() || tensor.is_conj() || tensor.is_neg() || tensor.is_nested() ||
@@ -99,7 +105,7 @@ void Origins::add(const torch::jit::Graph& graph) { add(*graph.block()); }
 
 void Origins::add(const torch::jit::Block& block) {
   for (const torch::jit::Value* value : block.inputs()) {
-    add(value->type());
+    add(*value);
   }
   for (const Node* node : block.nodes()) {
     add(*node);
@@ -115,7 +121,7 @@ void Origins::add(const Node& node) {
     scopes_.emplace(scope.get(), number);
   }
   for (const torch::jit::Value* value : node.outputs()) {
-    add(value->type());
+    add(*value);
   }
   for (const c10::Symbol name : node.attributeNames()) {
     if (node.kindOf(name) == AttributeKind::g) {
@@ -132,6 +138,13 @@ void Origins::add(const Node& node) {
   }
   for (const torch::jit::Block* block : node.blocks()) {
     add(*block);
+  }
+}
+
+void Origins::add(const torch::jit::Value& value) {
+  add(value.type());
+  if (value.hasDebugName() && numbers_of_names_.emplace(value.debugName(), names_.size()).second) {
+    names_.push_back(value.debugName());
   }
 }
 
@@ -161,7 +174,7 @@ IValue Origins::write_place(const Node& node) const {
 }
 
 void Origins::read_place(Node& node, const IValue& written) const {
-  const Items numbers = elements(written);
+  const auto numbers = elements(written);
   const auto origin = [&](size_t i) -> const Node* {
     const int64_t number = numbers.at(i).toInt();
     return number < 0 ? nullptr : nodes_.at(static_cast<size_t>(number));
@@ -176,6 +189,29 @@ void Origins::read_place(Node& node, const IValue& written) const {
   }
   if (const Node* same = origin(2)) {
     node.setScope(scope_of(*same));
+  }
+}
+
+IValue Origins::write_name(const torch::jit::Value& value) const {
+  if (!value.hasDebugName()) {
+    return {};
+  }
+  const std::string name = value.debugName();
+  for (size_t end = name.size(); end != std::string::npos && end != 0; end = name.rfind('.', end - 1)) {
+    const auto known = numbers_of_names_.find(name.substr(0, end));
+    if (known != numbers_of_names_.end()) {
+      return tuple({known->second, name.substr(end)});
+    }
+  }
+  return name;
+}
+
+void Origins::read_name(torch::jit::Value& value, const IValue& written) const {
+  if (written.isString()) {
+    value.setDebugName(written.toStringRef());
+  } else if (!written.isNone()) {
+    const auto parts = elements(written);
+    value.setDebugName(names_.at(static_cast<size_t>(parts.at(0).toInt())) + parts.at(1).toStringRef());
   }
 }
 
@@ -197,7 +233,7 @@ const at::Tensor& Origins::read_tensor(const IValue& written) const {
 }
 
 IValue Origins::facts() const {
-  Items types, tensors, schemas;
+  Items types, tensors, marks, schemas;
   for (const c10::TypePtr& type : types_) {
     Items contained{static_cast<int64_t>(type->kind()), without_numbers(type->str())};
     if (const auto own = type->cast<c10::ClassType>()) {
@@ -213,6 +249,11 @@ IValue Origins::facts() const {
   for (const at::Tensor& tensor : tensors_) {
     tensors.push_back(facts_of(tensor));
   }
+  for (const std::string& name : names_) {
+    if (has_mark(name)) {
+      marks.emplace_back(name);
+    }
+  }
   std::set<const torch::jit::Operator*> seen;
   for (const Node* node : nodes_) {
     if (node->kind() == c10::prim::PythonOp) {
@@ -223,7 +264,8 @@ IValue Origins::facts() const {
       schemas.push_back(facts_of(op->schema(), op->aliasAnalysisKind()));
     }
   }
-  return tuple({tuple(std::move(types)), tuple(std::move(tensors)), tuple(std::move(schemas))});
+  return tuple({tuple(std::move(types)), tuple(std::move(tensors)), tuple(std::move(marks)),
+                tuple(std::move(schemas))});
 }
 
 }  // namespace tsfuser

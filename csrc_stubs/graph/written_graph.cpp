@@ -54,7 +54,7 @@ at::Tensor read_tensor(const IValue& value, const Origins* origins) {
   if (origins) {
     return origins->read_tensor(value);
   }
-  const Items written = elements(value);
+  const auto written = elements(value);
   at::Tensor tensor = written.at(0).toTensor();
   if (written.at(1).toBool()) {
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -215,10 +215,16 @@ class Writer {
     Items found;
     for (const Value* value : made) {
       numbers_.emplace(value, static_cast<int64_t>(numbers_.size()));
-      found.push_back(tuple({write_type(value->type(), origins_),
-                             value->hasDebugName() ? value->debugName() : std::string()}));
+      found.push_back(tuple({write_type(value->type(), origins_), write_name(*value)}));
     }
     return tuple(std::move(found));
+  }
+
+  IValue write_name(const Value& value) const {
+    if (origins_) {
+      return origins_->write_name(value);
+    }
+    return value.hasDebugName() ? value.debugName() : std::string();
   }
 
   IValue numbers(at::ArrayRef<const Value*> used) const {
@@ -251,7 +257,7 @@ class Reader {
   }
 
  private:
-  void node(Block& block, const Items& written) {
+  void node(Block& block, c10::ArrayRef<IValue> written) {
     const auto outputs = elements(written.at(2));
     const auto kind = c10::Symbol::fromQualString(written.at(0).toStringRef());
     if (kind == c10::prim::profile || kind == c10::prim::profile_ivalue || kind == c10::prim::PythonOp) {
@@ -276,7 +282,9 @@ class Reader {
   void made(Value& value, const IValue& written) {
     const auto parts = elements(written);
     value.setType(read_type(parts.at(0), origins_));
-    if (!parts.at(1).toStringRef().empty()) {
+    if (origins_) {
+      origins_->read_name(value, parts.at(1));
+    } else if (!parts.at(1).toStringRef().empty()) {
       value.setDebugName(parts.at(1).toStringRef());
     }
     values_.push_back(&value);
@@ -354,7 +362,8 @@ std::string write_made(const Graphs& made, const Graphs& origins) {
 Graphs read_made(const std::string& bytes, const Graphs& origins) {
   const Origins known(origins);
   Graphs made;
-  for (const IValue& written : elements(torch::jit::unpickle(bytes.data(), bytes.size()))) {
+  const IValue all = torch::jit::unpickle(bytes.data(), bytes.size());
+  for (const IValue& written : elements(all)) {
     made.push_back(read_whole(written, &known));
   }
   return made;

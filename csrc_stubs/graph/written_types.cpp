@@ -12,7 +12,9 @@ namespace tsfuser {
 
 IValue tuple(Items items) { return c10::ivalue::Tuple::create(std::move(items)); }
 
-Items elements(const IValue& written) { return written.toTupleRef().elements().vec(); }
+c10::ArrayRef<IValue> elements(const IValue& written) {
+  return written.toTupleRef().elements().asArrayRef();
+}
 
 namespace {
 
@@ -61,7 +63,7 @@ IValue write_tensor_type(const c10::TensorType& type) {
                 optional(type.undefined())});
 }
 
-c10::TypePtr read_tensor_type(const Items& written) {
+c10::TypePtr read_tensor_type(c10::ArrayRef<IValue> written) {
   const std::optional<c10::Device> device =
       written.at(2).isNone() ? std::nullopt
                              : std::optional<c10::Device>(c10::Device(written.at(2).toStringRef()));

@@ -16,7 +16,7 @@ using c10::IValue;
 using Items = std::vector<IValue>;
 
 IValue tuple(Items items);
-Items elements(const IValue& written);
+c10::ArrayRef<IValue> elements(const IValue& written);  // of a tuple, which has to live on
 
 // Throws std::invalid_argument for a type of another kind than graphs of torch.compile have.
 IValue write_type(const c10::TypePtr& type);

@@ -13,6 +13,7 @@ import torch
 
 from .. import _C, errors, options
 from ..frontends.dynamo import counts
+from ..frontends.torchscript import stored_passes
 from ..planning import ahead, background, failures
 from ..planning import compile as pipeline
 from ..target import counters
@@ -44,6 +45,7 @@ def reset() -> None:
     _C.reset()
     ahead.forget()
     background.forget()
+    stored_passes.forget()
     pipeline.forget()
     counters.reset()
     counts.reset()

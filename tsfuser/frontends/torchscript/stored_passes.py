@@ -32,7 +32,12 @@ from ...planning import background, compile, interrupts, stored_plans
 from ...target import counters
 
 _SUFFIX = ".pass"
+_VERSIONS = repr(stored_plans.VERSIONS).encode()
+_MOST = 256  # that are remembered; the latest
 _LOGS = ("graph_fuser", "partition", "parser")
+
+
+_remembered: dict[tuple[Path, str], bytes] = {}  # cache: what was read or written last, of equal layers
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,12 @@ class Place:
     def find(self) -> Made | None:
         """What a process has kept there."""
         try:
-            content = compile.cache_in(self.folder).read(self.key, _SUFFIX)
+            content = _remembered.get((self.folder, self.key))
+            if content is None:
+                content = compile.cache_in(self.folder).read(self.key, _SUFFIX)
             if content is None:
                 return None
+            self._remember(content)
             written, numbers = marshal.loads(content)
             made = Made(_C.read_made(written, self.graphs), numbers)
         except Exception as error:
@@ -72,9 +80,21 @@ class Place:
         """Puts it there. What goes wrong costs the next process some time only."""
         try:
             content = marshal.dumps((_C.write_made(made.graphs, self.graphs), made.numbers))
+            self._remember(content)
             compile.cache_in(self.folder).put(self.key, _SUFFIX, content)
         except Exception as error:
             _say_why("a graph is not kept on disk", error)
+
+    def _remember(self, content: bytes) -> None:
+        _remembered.pop((self.folder, self.key), None)
+        _remembered[self.folder, self.key] = content
+        for oldest in list(_remembered)[:-_MOST]:
+            _remembered.pop(oldest, None)
+
+
+def forget() -> None:
+    """Drops what is remembered, as `reset` does with plans."""
+    _remembered.clear()
 
 
 def place_of(name: str, graphs: Sequence[Graph], given: Any = (), changed: bool = False) -> Place | None:
@@ -83,10 +103,11 @@ def place_of(name: str, graphs: Sequence[Graph], given: Any = (), changed: bool 
     if not options.get("stored_graphs") or _is_watched():
         return None
     try:
-        written = repr((name, stored_plans.VERSIONS, _state(), given)).encode()
-        digest = hashlib.sha256(written + b"\n" + _C.graphs_text(graphs)).hexdigest()
+        digest = hashlib.sha256(_VERSIONS)
+        digest.update(repr((name, _state(), given)).encode())
+        digest.update(_C.graphs_text(graphs))
         kept = [graph.copy() for graph in graphs] if changed else list(graphs)
-        return Place(options.cache_dir(), digest, kept)
+        return Place(options.cache_dir(), digest.hexdigest(), kept)
     except Exception as error:
         _say_why("a graph is not looked for on disk", error)
         return None
