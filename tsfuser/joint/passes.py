@@ -15,7 +15,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
                     which saves that, not what it is made of
   copy_inputs       behind note_eager: it asks what eager saves; before the cut, which chooses
   write_norms       behind it: an op that reads a norm twice is one by now
-  note_types        of the nodes that these have written, as the cut counts bytes
+  note_written      types of the nodes that these have written, as the cut counts bytes
   cut               behind all that changes what the backward reads
   round_saved       behind it: it asks what is saved
   compute_late      before ops in place, which have an order of their own
@@ -185,7 +185,7 @@ PASSES = (
     Pass("pack_operands", lambda work: pack_operands(work.joint.graph)),
     Pass("copy_inputs", _copy_inputs),
     _write(write_norms),
-    Pass("note_types", _note_written),
+    Pass("note_written", _note_written),
     Pass("cut", _cut),
     Pass("round_saved", _round_saved),
     Pass("compute_late", _compute_late),

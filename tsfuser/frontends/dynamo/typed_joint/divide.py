@@ -17,9 +17,10 @@ from functools import cache
 import torch
 from torch import fx
 from torch._functorch import config, partitioners
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ....errors import Refusal
-from ....graph.passes import run
+from ....graph.passes import no_collection, run
 from ....graph.wrapper import LIST, Value, inputs, outputs
 from ....joint.cut import chosen
 from ....joint.passes import PASSES, Work
@@ -33,17 +34,20 @@ from .write_back import leaves, write_back
 #: Namespaces of ops that torch's partitioner treats in ways of its own.
 _COLLECTIVE = ("_c10d_functional", "_dtensor")
 #: The passes before the cut that have something to do here: the others are about ops that torch decomposes,
-#: or about what a program may write to.
-_TAKEN = ("write_loss_heads", "note_types", "note_eager", "read_results", "write_norms")
+#: or about what a program may write to. All types are known at first.
+_TAKEN = ("write_loss_heads", "note_eager", "read_results", "write_norms", "note_written")
+_STEPS = tuple(step for step in PASSES if step.name in _TAKEN)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+@no_collection()
 def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward."""
     _check(joint.graph)
     translated = translate(partitioners.raise_getitems(joint), results)
     work = Work(translated.joint, keep_inputs=True)
-    run(work, [step for step in PASSES if step.name in _TAKEN])
+    with unset_fake_temporarily():  # else torch looks each tensor without memory up
+        run(work, _STEPS)
     write_back(translated, joint)
     values = _saved(translated, varies=any(_is_symbolic(n) for n in joint.graph.find_nodes(op="placeholder")))
     saved = list(dict.fromkeys(node for value in values for node in _nodes(value, translated)))
@@ -55,11 +59,10 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     )
     name_recomputed(forward, backward)
     numbers = {value.unique() for value in values}
-    for written in work.written:
-        if numbers.isdisjoint(part.unique() for part in written.parts):
-            made, instead = (translated.nodes[v.unique()][0] for v in (written.value, written.instead))
-            compute_instead(forward, made, instead)
-            keep_unrounded(backward, made)
+    kept = [w for w in work.written if numbers.isdisjoint(part.unique() for part in w.parts)]
+    pairs = [tuple(translated.nodes[v.unique()][0] for v in (w.value, w.instead)) for w in kept]
+    compute_instead(forward, pairs)
+    keep_unrounded(backward, [made for made, _ in pairs])
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     return partitioners.raise_getitems(forward), partitioners.raise_getitems(backward)
 
@@ -85,7 +88,11 @@ def _is_symbolic(node: fx.Node) -> bool:
 
 def _saved(translated: Translated, varies: bool) -> list[Value]:
     """What the forward saves, in the order of the graph. `varies`: whether sizes do."""
-    roles = Roles(translated.joint)
+    with unset_fake_temporarily():
+        return _chosen(Roles(translated.joint), varies)
+
+
+def _chosen(roles: Roles, varies: bool) -> list[Value]:
     everything = frozenset(range(len(roles.grads)))
     shown = {root for value in (*roles.given, *roles.results) for root in roles.roots(value)}
     numbers = chosen(roles, dict.fromkeys(shown, everything), again=_again(varies))

@@ -10,6 +10,8 @@ computes again: groups/roundings.py does so where that is needed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import fx
 
@@ -18,18 +20,19 @@ from ..fx.recomputed import keep_name
 _CAST = torch.ops.aten._to_copy.default
 
 
-def compute_instead(forward: fx.GraphModule, made: fx.Node, instead: fx.Node) -> None:
-    """Readers of `made` read `instead`."""
+def compute_instead(forward: fx.GraphModule, pairs: Sequence[tuple[fx.Node, fx.Node]]) -> None:
+    """Readers of the first of each pair read the second."""
     named = {node.name: node for node in forward.graph.nodes}
-    old = named.get(made.name)
-    if old is None:
-        return
-    new = _copied(instead, named)
-    keep_name(old, new)
-    old.replace_all_uses_with(new)
-    forward.graph.eliminate_dead_code()
-    forward.graph.lint()
-    forward.recompile()
+    for made, instead in pairs:
+        old = named.get(made.name)
+        if old is not None:
+            new = _copied(instead, named)
+            keep_name(old, new)
+            old.replace_all_uses_with(new)
+    if pairs:
+        forward.graph.eliminate_dead_code()
+        forward.graph.lint()
+        forward.recompile()
 
 
 def _copied(node: fx.Node, named: dict[str, fx.Node]) -> fx.Node:
@@ -42,10 +45,11 @@ def _copied(node: fx.Node, named: dict[str, fx.Node]) -> fx.Node:
     return named[node.name]
 
 
-def keep_unrounded(backward: fx.GraphModule, made: fx.Node) -> None:
-    """`made` is not rounded, if the backward computes it."""
+def keep_unrounded(backward: fx.GraphModule, made: Iterable[fx.Node]) -> None:
+    """These are not rounded, where the backward computes them."""
+    names = {node.name for node in made}
     for node in backward.graph.find_nodes(op="call_function", target=_CAST):
-        if node.name == made.name:
+        if node.name in names:
             node.target = torch.ops.tsfuser.unrounded.default
             node.args, node.kwargs = (node.args[0], node.kwargs["dtype"]), {}
-            backward.recompile()
+    backward.recompile()
