@@ -10,7 +10,6 @@ int64_t end)`. Example:
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import platform
 import sys
@@ -72,7 +71,7 @@ class HostTarget:
         self._is_whole = check != "memory"  # its functions are in a library of the process
         self._opt_level = opt_level
         self._seconds = seconds
-        self._libraries: WeakValueDictionary[Path, ctypes.CDLL] = WeakValueDictionary()
+        self._libraries: WeakValueDictionary[Path, shared_library.Library] = WeakValueDictionary()
 
     def flags(self) -> tuple[str, ...]:
         """Options of the compiler, the include path left out."""

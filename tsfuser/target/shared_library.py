@@ -6,17 +6,25 @@ else from a copy that only this user can reach. Example: `load(content, "fused_a
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import tempfile
 import weakref
-from _ctypes import dlclose, dlsym
+from _ctypes import dlclose, dlopen, dlsym
 
 _count = itertools.count()
 
 
-def load(content: bytes, name: str) -> ctypes.CDLL:
+class Library:
+    """A library that is loaded as long as somebody holds it. ctypes.CDLL makes a class for each."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        # Not at the exit of the process: other threads may still run kernels.
+        weakref.finalize(self, dlclose, handle).atexit = False
+
+
+def load(content: bytes, name: str) -> Library:
     """The library, unloaded when nobody holds the object any more; `name` is for debuggers. Raises `OSError`
     where it cannot be loaded."""
     if hasattr(os, "memfd_create"):
@@ -30,13 +38,12 @@ def load(content: bytes, name: str) -> ctypes.CDLL:
         return _open(file.name)
 
 
-def address(library: ctypes.CDLL, name: str) -> int:
-    """Where function `name` is. Raises `OSError` where there is none. What `library.name` gives instead holds
-    the library in a cycle."""
-    return dlsym(library._handle, name)
+def address(library: Library, name: str) -> int:
+    """Where function `name` is. Raises `OSError` where there is none."""
+    return dlsym(library.handle, name)
 
 
-def _load_from_memory(content: bytes, name: str) -> ctypes.CDLL:
+def _load_from_memory(content: bytes, name: str) -> Library:
     number = os.memfd_create(name[:64])
     with open(number, "wb") as file:
         file.write(content)
@@ -50,8 +57,5 @@ def _distinct(number: int) -> str:
     return "".join("./" if bit == "1" else "/" for bit in f"{number:b}")
 
 
-def _open(path: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-    # Not at the exit of the process: other threads may still run kernels.
-    weakref.finalize(library, dlclose, library._handle).atexit = False
-    return library
+def _open(path: str) -> Library:
+    return Library(dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL))
