@@ -415,7 +415,6 @@ UNSURE = {
     "sizes of elements": lambda: (_nonzero, (torch.randn(4, 6),), {}),
     "a float that varies": lambda: (_scaled, (torch.randn(4, 6), 2.5), {"dynamic": True}),
     "shared memory": lambda: (lambda x, y: x * 2 + y, (lambda z: (z[:3], z[1:]))(torch.randn(4, 6)), {}),
-    "an op of the user's": lambda: (_with_custom_op(), (torch.randn(4, 6),), {}),
 }
 
 
@@ -427,15 +426,6 @@ def _nonzero(x):
 
 def _scaled(x, scale):
     return x * scale + 1
-
-
-def _with_custom_op():
-    @torch.library.custom_op("stored_graphs_test::twice", mutates_args=())
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    twice.register_fake(lambda x: torch.empty_like(x))
-    return lambda x: twice(x + 1) + 1
 
 
 @pytest.mark.parametrize("what", UNSURE)

@@ -20,6 +20,8 @@ import torch
 from torch import fx
 
 from ....errors import Refusal
+from . import custom_ops
+from .custom_ops import MODULES
 
 #: Dynamo's notes at nodes that do not affect the graphs of AOTAutograd.
 _HARMLESS = frozenset(
@@ -30,8 +32,6 @@ _HARMLESS = frozenset(
 _HARMLESS_OF_MODULE = frozenset("dynamo_flat_name_to_original_fqn dynamo_compile_id backend_id".split())
 #: Ops that run a submodule, and do only what its text says.
 _WITH_SUBGRAPH = ("tag_activation_checkpoint",)
-_TORCH = ("aten", "prims", "prim", "tsfuser", "quantized_decomposed")
-_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 _ATOMS = (
     bool,
     int,
@@ -98,15 +98,13 @@ def _target(module: fx.GraphModule, node: fx.Node) -> str:
 def _function(target: Any) -> str:
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(target)
-        if name.split(".")[0] not in _TORCH:
-            raise Refusal(f"{name} is no op of torch, so its code may change")
-        return f"op {name}"
+        return f"op {name} {custom_ops.of_op(target)}" if custom_ops.is_custom(target) else f"op {name}"
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() not in _WITH_SUBGRAPH:
             raise Refusal(f"{target.name()} runs code that is not in the graph")
         return f"higher order {target.name()}"
     name = fx.node._get_qualified_name(target)
-    if name.split(".")[0] not in _MODULES:
+    if name.split(".")[0] not in MODULES:
         raise Refusal(f"{name} is no function of torch, so its code may change")
     return name
 

@@ -26,8 +26,8 @@ from ....options import first_graph
 from ....planning.compile import expect_cuda
 from ....target import counters
 from .. import counts
-from ..settings import Settings
 from . import record
+from .custom_ops import are_unchanged
 from .request import Request, mark_groups
 from .surroundings import lasting_everywhere
 
@@ -75,9 +75,12 @@ class Compiled(SerializableCallable):  # type: ignore[misc]
         return cls(load(data), data)
 
 
-def content_of(settings: Settings, kept: bytes) -> bytes:
-    """What torch writes of a graph that was compiled with the settings; `kept`: its record."""
-    return pickle.dumps((settings, lasting_everywhere(settings), kept), protocol=5)
+def content_of(request: Request) -> bytes:
+    """What torch writes of a graph that was kept."""
+    settings = request.settings
+    return pickle.dumps(
+        (settings, lasting_everywhere(settings), request.custom_ops, request.kept), protocol=5
+    )
 
 
 def load(content: bytes) -> Callable[..., Any]:
@@ -89,13 +92,17 @@ def load(content: bytes) -> Callable[..., Any]:
     first_graph()
     expect_cuda()
     try:
-        settings, made_with, kept = pickle.loads(content)
+        settings, made_with, ops, kept = pickle.loads(content)
     except Exception as error:
         raise RuntimeError(f"a precompiled graph cannot be read: {error}. Compile it again") from error
     if made_with != lasting_everywhere(settings):
         raise RuntimeError(
             "a graph was precompiled with other versions or options of tsfuser or torch than this process "
             "has: compile it again, or set the same options"
+        )
+    if not are_unchanged(ops):
+        raise RuntimeError(
+            "a graph was precompiled with other custom ops than this process has: compile it again"
         )
     context = torch._guards.TracingContext.try_get()
     with torch._guards.tracing(context or torch._guards.TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
@@ -112,14 +119,14 @@ def for_file(call: Callable[..., Any], request: Request | None) -> Compiled:
         return Compiled(call, None, _NOT_ASKED)
     if request.kept is None:
         return Compiled(call, None, request.reason or "it was not compiled as one graph")
-    return Compiled(call, content_of(request.settings, request.kept))
+    return Compiled(call, content_of(request))
 
 
 def hand_over(backend_id: str | None, request: Request) -> None:
     """Gives torch the graph for its cache of TorchDynamo's results, if it wants it. `backend_id`: torch's
     name of the graph."""
     if backend_id is not None and request.kept is not None:
-        PrecompileContext.record_artifact(Artifact(backend_id, content_of(request.settings, request.kept)))
+        PrecompileContext.record_artifact(Artifact(backend_id, content_of(request)))
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from ....target import counters
 from .. import counts, logs, watch
 from ..settings import Settings, applied
 from ..translation.translate import Translation
-from . import record
+from . import custom_ops, record
 from .graph_text import arguments_text, graph_text
 from .surroundings import lasting, surroundings
 from .symbols import holds, symbols_text
@@ -54,6 +54,7 @@ class Request:
         self.key: Key | None = None
         self.kept: bytes | None = None
         self.reason = ""
+        self.custom_ops: dict[str, str] = {}  # as of `custom_ops.of_module`
         self._lasting: tuple = ()
         self._programs: dict[str, record.Program] = {}
 
@@ -106,6 +107,7 @@ class Request:
         if not isinstance(module, fx.GraphModule):
             raise Refusal("its inputs are lists")
         self._lasting = lasting(self.settings)
+        self.custom_ops = custom_ops.of_module(module)
         of_arguments = arguments_text(args), symbols_text(args)
         devices = {str(value.device) for value in args if isinstance(value, torch.Tensor)}
         of_torch = (
