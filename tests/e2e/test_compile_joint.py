@@ -13,6 +13,8 @@ from kit.joint_measures import PROGRAMS, attention, classify, compiled, encoder,
 from kit.support import assert_matches
 from tsfuser import options
 from tsfuser.frontends.dynamo.typed_joint import divide, translate
+from tsfuser.graph.passes import Pass
+from tsfuser.graph.wrapper import insert
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 
@@ -249,6 +251,47 @@ def test_what_it_does_not_take_is_divided_as_before(function, reason, device):
         [gradient] = torch.autograd.grad(found.sum(), x)
     assert left and all(reason in text for text in left)
     expected = function(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0])
+
+
+@torch.library.custom_op("tsfuser_tests::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@halved.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+halved.register_autograd(lambda context, gradient: halved(gradient))
+
+
+def test_an_op_of_another_library_is_neither_moved_nor_repeated(device):
+    def function(x, y):
+        return (halved(x.exp()) * y).sin() + halved(y)
+
+    torch.manual_seed(2)
+    assert_trains(function, [torch.randn(5, 4, device=device, requires_grad=True) for _ in range(2)])
+
+
+def test_what_passes_write_that_torch_has_no_op_for(device, monkeypatch):
+    """Torch divides the graph as it was."""
+
+    def strange(work):
+        (node,) = work.joint.graph.findAllNodes("aten::sin", True)
+        made = insert(work.joint.graph, node, "tsfuser::packed", [node.inputsAt(0)])
+        node.replaceInput(0, made.output())
+
+    monkeypatch.setattr(divide, "_STEPS", (Pass("strange", strange),))
+    torch._dynamo.reset()
+    x = torch.randn(5, 4, device=device, requires_grad=True)
+    with typed() as left:
+        found = torch.compile(lambda x: (x.tanh() * 3).sin().tanh(), backend="tsfuser")(x)
+        [gradient] = torch.autograd.grad(found.sum(), x)
+    assert left == ["tsfuser::packed of a joint graph is not written for torch"]
+    expected = (x.tanh() * 3).sin().tanh()
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0])
 

@@ -38,7 +38,7 @@ def sharing(graph: fx.Graph, changed: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _return_inputs(graph: fx.Graph) -> None:
+def return_inputs(graph: fx.Graph) -> None:
     """A copy gives its target back: where that is a result of the graph, the input is."""
     for node in graph.nodes:
         if node.target is _COPY and node.args[0].op == "placeholder":
@@ -47,7 +47,7 @@ def _return_inputs(graph: fx.Graph) -> None:
 
 def move_last(graph: fx.Graph) -> None:
     """Moves the copies behind all other nodes, unless one of these reads what a copy changes."""
-    _return_inputs(graph)
+    return_inputs(graph)
     waiting = updates(graph)
     if not waiting:
         return

@@ -27,6 +27,7 @@ from ....joint.passes import PASSES, Work
 from ....joint.roles import Roles
 from ....ops import table, without_row
 from ..fx.recomputed import name_recomputed
+from ..fx.updates import return_inputs
 from .instead import compute_instead, keep_unrounded
 from .translate import Translated, translate
 from .write_back import leaves, write_back
@@ -44,6 +45,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward."""
     _check(joint.graph)
+    return_inputs(joint.graph)
     translated = translate(partitioners.raise_getitems(joint), results)
     work = Work(translated.joint, keep_inputs=True)
     with unset_fake_temporarily():  # else torch looks each tensor without memory up
