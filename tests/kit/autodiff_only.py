@@ -5,6 +5,7 @@
 
 #: By file and test, without parameters; a file alone stands for all its tests.
 REASONS: dict[str, str] = {
+    "test_check.py::test_a_program_without_a_group_is_not_equal_but_says_why": "its gradient has a group",
     "test_counters.py::test_checks_of_batches_are_ops": "they are, in the graph of a region",
     "test_differentiable_forms.py::test_a_step_is_logged_where_it_changes_a_graph": "there are no such steps",
     "test_differentiable_norms.py::test_a_norm_stays_one_node": "some become others",

@@ -86,8 +86,7 @@ def pack(
     use_room(parts, again)
     if seeds:
         draw_again(parts, again)
-    for graph in (parts.forward, parts.backward, again.backward):
-        ask_early(graph)
+    ask_early(parts.forward)
     packed = _packed(parts, again)
     behind.write(packed)
     if len(graph_outputs(packed)) != 1:
