@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kit.compiled_models import MODELS
 from kit.joint_measures import PROGRAMS, attention, classify, compiled, encoder, head, image, operands
-from kit.support import assert_matches
+from kit.support import assert_matches, counted
 from tsfuser import options
 from tsfuser.frontends.dynamo.typed_joint import divide, translate
 from tsfuser.graph.passes import Pass
@@ -195,6 +195,25 @@ def test_models(name, device):
     assert left == []
     for found, eager, reference in zip(*runs, strict=True):
         assert_matches(found, eager, reference, 400, strides=False)
+
+
+def test_a_norm_of_a_turned_image_is_saved_as_it_lies(device):
+    """The elementwise ops that it is written as would have its operand's strides."""
+    make, example = MODELS["convnext"]
+    model, x = make().to(device), example(16).to(device)
+
+    def launches():
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="tsfuser")
+        for _ in range(3):
+            with counted() as rise:
+                run(x).sum().backward()
+        return rise["launches"]
+
+    before = launches()
+    with typed() as left:
+        assert launches() <= before
+    assert left == []
 
 
 def test_what_the_program_changes_is_saved_as_it_was(device):

@@ -23,9 +23,11 @@ from ....errors import Refusal
 from ....graph.passes import no_collection, run
 from ....graph.wrapper import LIST, Value, inputs, outputs
 from ....joint.cut import chosen
+from ....joint.divide import Written
 from ....joint.passes import PASSES, Work
 from ....joint.roles import Roles
 from ....ops import table, without_row
+from ..fx.insert import is_alike
 from ..fx.recomputed import name_recomputed
 from ..fx.updates import return_inputs
 from .instead import compute_instead, keep_unrounded
@@ -51,6 +53,7 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     with unset_fake_temporarily():  # else torch looks each tensor without memory up
         run(work, _STEPS)
     write_back(translated, joint)
+    written = [w for w in work.written if _lies_alike(w, translated)]
     values = _saved(translated, varies=any(_is_symbolic(n) for n in joint.graph.find_nodes(op="placeholder")))
     saved = list(dict.fromkeys(node for value in values for node in _nodes(value, translated)))
     forward, backward = partitioners._extract_fwd_bwd_modules(
@@ -61,12 +64,22 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     )
     name_recomputed(forward, backward)
     numbers = {value.unique() for value in values}
-    kept = [w for w in work.written if numbers.isdisjoint(part.unique() for part in w.parts)]
+    kept = [w for w in written if numbers.isdisjoint(part.unique() for part in w.parts)]
     pairs = [tuple(translated.nodes[v.unique()][0] for v in (w.value, w.instead)) for w in kept]
     compute_instead(forward, pairs)
     keep_unrounded(backward, [made for made, _ in pairs])
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     return partitioners.raise_getitems(forward), partitioners.raise_getitems(backward)
+
+
+def _lies_alike(written: Written, translated: Translated) -> bool:
+    """Whether torch has traced both with the same strides. Else readers read what the forward has."""
+    made, instead = (translated.nodes[v.unique()][0] for v in (written.value, written.instead))
+    if is_alike(made.meta["val"], instead.meta["val"]):
+        return True
+    written.value.replaceAllUsesWith(written.instead)
+    made.replace_all_uses_with(instead)
+    return False
 
 
 def _check(graph: fx.Graph) -> None:
