@@ -46,13 +46,12 @@ def compile_graph(
     donated: Collection[int] = (),
     roundings: Sequence[Pass] = (),
     gaps: SavedGaps | None = None,
-    keep: Callable[[Translation], object] | None = None,
+    keep: Callable[[Compiled], object] | None = None,
 ) -> Callable[[list], Any]:
     """The boxed function. The module runs as it is if it takes lengths of nested tensors, or if this fails,
     with a warning. If the module has an `origin`, `watch` gets the outcome. `donated`: the positions of
     arguments over which the function may write, if it gets the last reference to them. `roundings`: those of
-    `fuse`. `gaps` gets the strides of tensors that a forward saves with gaps, `keep` the graph with its
-    groups, if that is all that runs."""
+    `fuse`. `gaps` gets the strides of tensors that a forward saves with gaps, `keep` what runs."""
     kept = Kept(module)
     try:
         if origin is not None:
@@ -62,8 +61,8 @@ def compile_graph(
         compiled = _whole(module, settings, origin, donated, roundings)
         if gaps is not None:
             gaps.note(compiled.gaps)
-        if keep is not None and not compiled.foreign:
-            keep(compiled.programs[""][0])
+        if keep is not None:
+            keep(compiled)
         if origin is not None:
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
@@ -116,7 +115,7 @@ def _name_line(error: BaseException, place: str | None) -> None:
 
 
 @dataclass
-class _Compiled:
+class Compiled:
     """The function that runs, the fields of its `watch.Outcome`, and what it saves with gaps."""
 
     module: fx.GraphModule
@@ -124,6 +123,8 @@ class _Compiled:
     programs: dict[str, tuple[Translation, Refusals]]
     foreign: dict[str, str]
     gaps: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    single: Collection[str] = ()  # pieces that return one value, not a tuple
+    others: Collection[str] = ()  # pieces that another compiler runs
 
 
 def _whole(
@@ -132,13 +133,13 @@ def _whole(
     origin: watch.Origin | None,
     donated: Collection[int],
     roundings: Sequence[Pass],
-) -> _Compiled:
+) -> Compiled:
     for rewrite in REWRITES:
         rewrite(module)
     translation = translate(module)
     if not translation.foreign:
         program, refusals = _program(translation, settings, origin, donated, roundings)
-        return _Compiled(module, program, {"": (translation, refusals)}, {}, translation.gaps)
+        return Compiled(module, program, {"": (translation, refusals)}, {}, translation.gaps)
     for node, reason in translation.foreign.items():
         log.write("partition", f"{node} is left to Python: {reason}", "")
     pieces = split(module, translation.foreign)
@@ -146,11 +147,13 @@ def _whole(
         logs.cut(origin, pieces.module, translation.foreign)
     programs: dict[str, tuple[Translation, Refusals]] = {}
     calls: dict[str, Callable[[list], Any]] = {}
+    single: set[str] = set()
     for name, piece in pieces.translatable():
         found = translate(piece)
         if not found.foreign:
             program, refusals = _program(found, settings, origin, (), roundings)
-            calls[name] = partial(_only_result, program) if _is_single(piece) else program
+            single.update([name] if _is_single(piece) else [])
+            calls[name] = piece_call(program, name in single)
             programs[name] = (found, refusals)
     reasons = dict(translation.foreign)
     for name, piece in pieces.left():
@@ -158,7 +161,13 @@ def _whole(
             calls[name] = function
             reasons |= {node: by_inductor.REASON for node in reasons if by_inductor.is_attention(node)}
     foreign = {node.name: reason for node, reason in reasons.items()}
-    return _Compiled(pieces.module, in_order(pieces.module, calls), programs, foreign)
+    call = in_order(pieces.module, calls)
+    return Compiled(pieces.module, call, programs, foreign, {}, single, calls.keys() - programs.keys())
+
+
+def piece_call(program: Callable[[list], tuple], single: bool) -> Callable[[list], Any]:
+    """What runs in the place of a piece."""
+    return partial(_only_result, program) if single else program
 
 
 def _only_result(program: Callable[[list], tuple], args: list) -> Any:

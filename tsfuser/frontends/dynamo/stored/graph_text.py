@@ -31,7 +31,7 @@ _HARMLESS = frozenset(
 #: The same at the module.
 _HARMLESS_OF_MODULE = frozenset("dynamo_flat_name_to_original_fqn dynamo_compile_id backend_id".split())
 #: Ops that run a submodule, and do only what its text says.
-_WITH_SUBGRAPH = ("tag_activation_checkpoint",)
+_WITH_SUBGRAPH = ("tag_activation_checkpoint", "cond")
 _ATOMS = (
     bool,
     int,

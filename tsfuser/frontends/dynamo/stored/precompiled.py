@@ -109,7 +109,7 @@ def load(content: bytes) -> Callable[..., Any]:
         call, made = record.read(kept)
     mark_groups(settings, made.values())
     counters.count("graphs_read")
-    counts.count((), "")
+    counts.count((reason for of_role in made.values() for reason in of_role.foreign.values()), "")
     return lambda *args: call(list(args))
 
 

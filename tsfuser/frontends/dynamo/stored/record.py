@@ -1,12 +1,12 @@
 """What is kept of a compiled graph of TorchDynamo.
 
 In: what AOTAutograd knows of it, as its own cache would keep it, and by role ("forward", "backward",
-"inference") the graph that runs. Out: bytes; and from these the function that AOTAutograd would return,
-without tracing, passes and groups. The bytes hold pickles: who reads them has to know who has written them,
-as DiskCache does. Example:
+"inference") what runs: a graph, or pieces of one, between which Python runs nodes. Out: bytes; and from these
+the function that AOTAutograd would return, without tracing, passes and groups. The bytes hold pickles: who
+reads them has to know who has written them, as DiskCache does. Example:
 
-    content = record.write(entry, {"inference": program})
-    call, programs = record.read(content, args, aot_config)
+    content = record.write(entry, {"inference": record.written(compiled)})
+    call, made = record.read(content, args, aot_config)
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .... import _C
 from ....errors import Refusal
-from ..program import boxed, native
+from ..pieces import in_order
+from ..program import Compiled, boxed, native, piece_call
 from ..translation.translate import Translation
+from . import fx_record
 
 #: What AOTAutograd keeps for its logs only: long texts.
 _FOR_LOGS = ("aot_joint_graph_str", "aot_forward_graph_str", "aot_backward_graph_str", "min_cut_info_str")
@@ -69,6 +71,46 @@ class Program:
         )
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """What runs in the place of a graph that is in pieces: those of `programs`, and of `order` the others.
+    `foreign`: nodes that Python runs, and why."""
+
+    order: fx_record.Written
+    programs: Mapping[str, Program]
+    single: frozenset[str]
+    foreign: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was read: the boxed function, typed graphs by piece, and why Python runs the rest."""
+
+    call: Callable[[list], Any]
+    graphs: Mapping[str, Translation]
+    foreign: Mapping[str, str]
+
+
+def written(compiled: Compiled) -> Program | Pieces:
+    """Raises where it cannot be written."""
+    programs = {name: Program.of(translation) for name, (translation, _) in compiled.programs.items()}
+    if not compiled.foreign:
+        return programs[""]
+    if compiled.others:
+        raise Refusal("another compiler runs a part of it")
+    order = fx_record.write(compiled.module, frozenset(programs))
+    return Pieces(order, programs, frozenset(compiled.single), dict(compiled.foreign))
+
+
+def _made(kept: Program | Pieces) -> Made:
+    if isinstance(kept, Program):
+        translation = kept.translation()
+        return Made(boxed(native(translation)), {"": translation}, {})
+    graphs = {name: program.translation() for name, program in kept.programs.items()}
+    calls = {name: piece_call(native(graph), name in kept.single) for name, graph in graphs.items()}
+    return Made(boxed(in_order(fx_record.read(kept.order), calls)), graphs, kept.foreign)
+
+
 @dataclass
 class _Forward:
     """What AOTAutograd asks for the compiled forward, or inference."""
@@ -93,7 +135,7 @@ class _Backward(_Forward):
         return torch._dynamo.disable(result, reason="a compiled backward is not traced")
 
 
-def write(entry: Any, programs: Mapping[str, Program]) -> bytes:
+def write(entry: Any, programs: Mapping[str, Program | Pieces]) -> bytes:
     """The bytes. Raises where something cannot be written."""
     if entry.maybe_subclass_meta is not None:
         raise Refusal("it takes subclasses of Tensor")
@@ -108,15 +150,15 @@ def write(entry: Any, programs: Mapping[str, Program]) -> bytes:
 
 def read(
     content: bytes, args: list[Any] | None = None, aot_config: Any = None
-) -> tuple[Callable[..., Any], dict[str, Translation]]:
-    """What AOTAutograd returns, and by role the graphs. Without `args` nothing is being traced, and sizes
+) -> tuple[Callable[..., Any], dict[str, Made]]:
+    """What AOTAutograd returns, and by role what runs. Without `args` nothing is being traced, and sizes
     have been looked at before."""
     from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
 
     with _disable_current_modes():
         fields, programs = pickle.loads(content)
-        made = {role: program.translation() for role, program in programs.items()}
-    calls = {role: boxed(native(translation)) for role, translation in made.items()}
+        made = {role: _made(kept) for role, kept in programs.items()}
+    calls = {role: found.call for role, found in made.items()}
     backward = fields.pop("compiled_bw")
     fields["compiled_fw"] = _Forward(calls["inference" if backward is None else "forward"])
     # torch refuses to run a backward twice that has been promised the saved tensors' memory. Ours takes

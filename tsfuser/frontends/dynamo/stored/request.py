@@ -6,7 +6,7 @@ goes wrong is a miss. Example, by torch_cache:
 
     call = request.find(module, args, aot_config)
     if call is None:
-        ...                      # torch traces; our compilers call request.note(role, translation)
+        ...                      # torch traces; our compilers call request.note(role, compiled)
         request.keep(entry)
 """
 
@@ -27,8 +27,8 @@ from ....grouping.support import Refusals
 from ....planning import background, compile, interrupts
 from ....target import counters
 from .. import counts, logs, watch
+from ..program import Compiled
 from ..settings import Settings, applied
-from ..translation.translate import Translation
 from . import custom_ops, record
 from .graph_text import arguments_text, graph_text
 from .surroundings import lasting, surroundings
@@ -56,7 +56,7 @@ class Request:
         self.reason = ""
         self.custom_ops: dict[str, str] = {}  # as of `custom_ops.of_module`
         self._lasting: tuple = ()
-        self._programs: dict[str, record.Program] = {}
+        self._programs: dict[str, record.Program | record.Pieces] = {}
 
     def find(self, module: Any, args: list[Any], aot_config: Any) -> Callable[..., Any] | None:
         """The function of AOTAutograd, from disk."""
@@ -72,20 +72,21 @@ class Request:
         self.kept = found
         counters.count("graphs_read")
         mark_groups(self.settings, made.values())
-        for role, translation in made.items():
+        for role, of_role in made.items():
             origin = watch.Origin(self._source, role)
-            logs.done(watch.Outcome(origin, module, {"": (translation, Refusals())}, {}))
-            counts.count((), "")
+            graphs = {name: (graph, Refusals()) for name, graph in of_role.graphs.items()}
+            logs.done(watch.Outcome(origin, module, graphs, of_role.foreign))
+            counts.count(of_role.foreign.values(), "")
         return call
 
-    def note(self, role: str, made: Translation) -> None:
-        """Takes the graph that was compiled for a role."""
+    def note(self, role: str, made: Compiled) -> None:
+        """Takes what was compiled for a role."""
         try:
             if self.key is None:
                 return
             if self._lasting != lasting(self.settings):
                 raise Refusal("options have changed since the forward was compiled")
-            self._programs[role] = record.Program.of(made)
+            self._programs[role] = record.written(made)
         except Exception as error:
             self.say_why("a compiled graph is not kept on disk", error)
 
@@ -131,11 +132,11 @@ class Request:
         log.write("kernel_cache", what, f"graph {self._source.number}: {self.reason}")
 
 
-def mark_groups(settings: Settings, graphs: Iterable[Translation]) -> None:
+def mark_groups(settings: Settings, found: Iterable[record.Made]) -> None:
     """Says of the groups whether calls wait for their plans, as is said where groups are made."""
     with applied(settings):
         wanted = options.in_background()
-    for translation in graphs:
+    for translation in (graph for made in found for graph in made.graphs.values()):
         for node in translation.graph.findAllNodes(GROUP, True):
             background.mark(node.i("cache_id"), wanted)
 
