@@ -283,8 +283,10 @@ def test_who_looks_at_passes_sees_them(word):
     assert tsfuser.explain(program("chain"), *inputs).groups
 
 
-def test_without_the_option(store):
-    with options.override(stored_graphs=False):
+@pytest.mark.parametrize("choice", [{"stored_graphs": False}, {"enable": {"eager_random": ""}}])
+def test_nothing_is_kept(store, choice):
+    """Without the option; nor where passes ask the GPU."""
+    with options.override(**choice):
         fuse(program("chain"), *arguments())
     assert not files(store)
 

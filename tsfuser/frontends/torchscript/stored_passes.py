@@ -100,8 +100,8 @@ def forget() -> None:
 def place_of(name: str, graphs: Sequence[Graph], given: Any = (), changed: bool = False) -> Place | None:
     """None where nothing is kept, or the key could not tell these graphs from others. `given`: the pass's
     other arguments, numbers. `changed`: the pass changes the graphs."""
-    if not options.get("stored_graphs") or _is_watched():
-        return None
+    if not options.get("stored_graphs") or _is_watched() or options.enabled("eager_random"):
+        return None  # whether random ops are fused as eager's is asked of the GPU
     try:
         digest = hashlib.sha256(_VERSIONS)
         digest.update(repr((name, _state(), given)).encode())
