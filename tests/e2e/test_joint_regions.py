@@ -183,7 +183,7 @@ def test_branches_on_flags_and_data():
 
 @torch.jit.ignore
 def doubled(x: Tensor) -> Tensor:
-    return torch.tensor(x.detach().tolist(), dtype=x.dtype) + x
+    return torch.tensor(x.detach().tolist(), dtype=x.dtype, device=x.device) + x
 
 
 def test_a_call_of_python_between_regions():
