@@ -41,8 +41,7 @@ def typed():
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_no_more_is_saved_and_launched(device, program):
-    """And results and gradients are the same: bit by bit, as ops and their order are, but on a GPU, where sums
-    of other groups have other orders."""
+    """And results and gradients are the same: on a host bit by bit, as ops and their order are."""
     given = operands(program, device)
     todays, *before = compiled(program, given)
     with typed() as left:
