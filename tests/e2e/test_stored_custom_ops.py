@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import tsfuser
-from kit.stored_graphs import again
+from kit.stored_graphs import again, empty_store
 from kit.support import assert_matches, run_python
-from tsfuser import options
 from tsfuser.errors import Refusal
 from tsfuser.frontends.dynamo.stored import custom_ops
-from tsfuser.planning import compile
 
 #: An op with a derivative, as a program has it; the parts in braces are changed.
 SOURCE = """
@@ -79,11 +77,8 @@ def run(function, rows=4):
 
 @pytest.fixture(autouse=True)
 def store(tmp_path):
-    tsfuser.reset()
-    compile._target.cache_clear()
-    with options.override(stored_graphs=True, stored_plans=True, cache_dir=tmp_path / "cache"):
-        yield tmp_path / "cache"
-    compile._target.cache_clear()
+    with empty_store(tmp_path / "cache", stored_graphs=True, stored_plans=True) as folder:
+        yield folder
 
 
 def check(function):

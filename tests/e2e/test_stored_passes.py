@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tsfuser
-from kit.stored_graphs import default_dtype
+from kit.stored_graphs import arguments, default_dtype, empty_store
 from kit.support import (
     all_graphs,
     assert_matches,
@@ -43,20 +43,11 @@ def program(name):
     return script(f"def f(x: Tensor, y: Tensor, s: float, n: int):\n    return {TEXTS[name]}\n")
 
 
-def arguments(rows=24, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(3)
-    x, y = (torch.randn(sizes, generator=generator).to(dtype) for sizes in ((rows, 40), (40,)))
-    return x, y, 0.5, 7
-
-
 @pytest.fixture(autouse=True)
 def store(tmp_path):
     """An empty disk cache in which graphs are kept."""
-    tsfuser.reset()
-    compile._target.cache_clear()  # they hold the cache
-    with options.override(stored_graphs=True, cache_dir=tmp_path / "cache"), no_fallback():
-        yield tmp_path / "cache"
-    compile._target.cache_clear()
+    with empty_store(tmp_path / "cache", stored_graphs=True) as folder, no_fallback():
+        yield folder
 
 
 @pytest.fixture

@@ -7,12 +7,10 @@ import torch
 from torch import fx
 
 import tsfuser
-from kit.stored_graphs import again
+from kit.stored_graphs import again, empty_store
 from kit.support import assert_matches, run_python
-from tsfuser import options
 from tsfuser.errors import Refusal
 from tsfuser.frontends.dynamo.stored import fx_record
-from tsfuser.planning import compile
 
 SOURCE = """
 import torch
@@ -43,11 +41,8 @@ exec(SOURCE, PROGRAMS)
 
 @pytest.fixture(autouse=True)
 def store(tmp_path):
-    tsfuser.reset()
-    compile._target.cache_clear()
-    with options.override(stored_graphs=True, stored_plans=True, cache_dir=tmp_path / "cache"):
-        yield tmp_path / "cache"
-    compile._target.cache_clear()
+    with empty_store(tmp_path / "cache", stored_graphs=True, stored_plans=True) as folder:
+        yield folder
 
 
 def run(function, rows=4, sign=1.0, grad=False):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit.stored_graphs import arguments, empty_store
 from kit.support import counted, fuse, no_fallback, run_python, script, train
 from tsfuser import _C, options
 from tsfuser.ir.call import Call, ListArg, TensorArg
@@ -38,20 +39,11 @@ def program(text):
     return script(f"def f(x: Tensor, y: Tensor, s: float, n: int):\n    return {text}\n")
 
 
-def arguments(device, rows=24, dtype=torch.float32, seed=3):
-    generator = torch.Generator().manual_seed(seed)
-    x, y = (torch.randn(sizes, generator=generator).to(device, dtype) for sizes in ((rows, 40), (40,)))
-    return x, y, 0.5, 7
-
-
 @pytest.fixture(autouse=True)
 def store(tmp_path):
     """An empty disk cache in which plans are kept."""
-    tsfuser.reset()
-    compile._target.cache_clear()  # they hold the cache
-    with options.override(stored_plans=True, cache_dir=tmp_path / "cache"), no_fallback():
-        yield tmp_path / "cache"
-    compile._target.cache_clear()
+    with empty_store(tmp_path / "cache", stored_plans=True) as folder, no_fallback():
+        yield folder
 
 
 @pytest.fixture

@@ -7,6 +7,25 @@ import torch.nn.functional as F
 from torch import nn
 
 import tsfuser
+from tsfuser import options
+from tsfuser.planning import compile
+
+
+@contextlib.contextmanager
+def empty_store(folder, **choices):
+    """`folder` as a disk cache in which nothing is kept yet; `choices`: options besides."""
+    tsfuser.reset()
+    compile._target.cache_clear()  # they hold the cache
+    with options.override(cache_dir=folder, **choices):
+        yield folder
+    compile._target.cache_clear()
+
+
+def arguments(device="cpu", rows=24, dtype=torch.float32, seed=3):
+    """A matrix, a row for it, and two numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(sizes, generator=generator).to(device, dtype) for sizes in ((rows, 40), (40,)))
+    return x, y, 0.5, 7
 
 
 def again(function, *args, **choices):

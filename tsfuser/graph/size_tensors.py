@@ -32,7 +32,7 @@ from .wrapper import (
 )
 
 _ASKS, _TENSOR_OF = ("aten::Int", "aten::IntImplicit"), "prim::NumToTensor"
-_PLAIN = {"aten::add": "aten::add", "aten::sub": "aten::sub", "aten::mul": "aten::mul"}
+_ALIKE = frozenset(("aten::add", "aten::sub", "aten::mul"))  # have the name that they have for ints
 _ROUNDED = {"trunc": "aten::__round_to_zero_floordiv", "floor": "aten::floordiv"}
 
 
@@ -91,4 +91,4 @@ def _function(node: Node) -> str | None:
     if kind == "aten::div" and len(more) == 1 and is_constant(more[0]):
         return _ROUNDED.get(constant_of(more[0]))
     is_plain = all(is_constant(v) and constant_of(v) == 1 for v in more)
-    return _PLAIN.get(kind) if is_plain else None
+    return kind if kind in _ALIKE and is_plain else None
