@@ -249,6 +249,17 @@ def test_an_op_reads_scans_along_two_dims(device):
     compare(function, noise((40, 60), device), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("sizes", [(5, 7), (300, 40), (9000, 3), (1, 5), (5, 1)], ids=str)
+@pytest.mark.parametrize("scanned", [torch.cumsum, torch.logcumsumexp])
+def test_beside_a_result_that_all_rows_share(scanned, sizes, device):
+    def function(x, y):
+        product, mean = torch.sin(x * y), torch.exp(x.mean(0))
+        below = scanned(scanned(product, 0) * 0.1, 0)
+        return product, below, mean, below * mean
+
+    compare(function, noise(sizes, device), noise(sizes, device, seed=1), rtol=1e-4, atol=1e-3)
+
+
 def test_a_softmax_along_columns_and_its_scan(device):
     compare(lambda x: torch.softmax(x, 0).cumsum(0) * 2, noise((40, 60), device), rtol=1e-4, atol=1e-5)
 

@@ -58,6 +58,18 @@ def several(b, x):
     return scan(b, scan(b, x, 0), 1), scan(b, x, 1)
 
 
+def beside_what_rows_share(b, x, y):
+    """Columns whose threads pass on what they have, and a mean of them that is stored once."""
+    product = b.pointwise("sin", (b.pointwise("mul", (x, y), x.dtype),), x.dtype)
+    mean = b.pointwise(
+        "exp",
+        (table.find("aten::mean", "dim").build(b, self=x, dim=[0], keepdim=False, dtype=None),),
+        x.dtype,
+    )
+    made = scan(b, product, 0)
+    return product, made, mean, b.pointwise("mul", (made, mean), x.dtype)
+
+
 PROGRAMS = {
     "rows": along(1),
     "columns": along(0),
@@ -66,6 +78,14 @@ PROGRAMS = {
     "read twice": read_twice,
     "twice": twice_from_the_end_of_columns,
 }
+
+
+@pytest.mark.parametrize("machine", [GPU, HOST])
+@pytest.mark.parametrize("sizes", [(5, 7), (64, 40), (4096, 3)])
+def test_terms_stay_beside_what_is_stored_once(sizes, machine):
+    # each of them is verified: what it reads is defined before
+    made = kernels(beside_what_rows_share, tensor(*sizes), tensor(*sizes), machine=machine)
+    assert any("cumsum" in str(kernel) for kernel in made)
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS.values(), several], ids=[*PROGRAMS, "several"])

@@ -142,7 +142,9 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     if draft.row_loop:
         known = read_by([*needed, *body, *_along_rows(draft)], known)
     late = _stored_once(draft, once_stored, needed)
-    needed = read_by(body, needed) if once_stored else needed
+    if once_stored:  # threads that pass on what they have put their terms into an array
+        terms = {op.output.name: f"{op.output.name}_term" for op in draft.segment.scans}
+        needed = read_by(body, needed, terms)
     values, body = scan_parts.looped(draft, number, [*once([*draft.at.lets, *known, *needed]), *body])
     before = [*values, *before]
     if draft.iteration is not None and draft.tiles:

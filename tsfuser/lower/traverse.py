@@ -209,12 +209,18 @@ def once(body: Sequence[Stmt]) -> Body:
     return tuple(result)
 
 
-def read_by(body: Sequence[Stmt], known: Sequence[Stmt]) -> list[Stmt]:
-    """Of the statements `known` those that define what `body` reads, and what these read."""
+def read_by(
+    body: Sequence[Stmt], known: Sequence[Stmt], besides: Mapping[str, str] | None = None
+) -> list[Stmt]:
+    """Of the statements `known` those that define what `body` reads, and what these read. `besides`: by the
+    name of a value, another one that it needs, though its statement does not read it."""
     names = frozenset().union(*map(used, body))
     found: list[Stmt] = []
     for s in reversed(known):
-        if defined(s) in names:
+        name = defined(s)
+        if name in names:
             found.insert(0, s)
             names |= used(s)
+            if besides and name in besides:
+                names |= {besides[name]}
     return found
