@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import tsfuser
-from kit.autodiff_only import by_joint_graphs
 from kit.opsweep import plain
 from kit.support import fresh, groups, script
 from kit.support import kinds as graph_kinds
@@ -142,8 +141,8 @@ def test_parts_of_new_zeros_are_filled_at_once(device, trained):
         before = tsfuser.stats()["launches"]
         fused(x, *SIZES[0])
         launches = tsfuser.stats()["launches"] - before
-    # in training it is a group of its own; else another one sums x, as joint graphs do, too
-    assert launches == 2 + (trained and by_joint_graphs())
+    # in training it is a group of its own; else another one sums x
+    assert launches == 2
     assert trained or any("tsfuser::filled" in graph_kinds(group) for group in groups(fused))
 
 
