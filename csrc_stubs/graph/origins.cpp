@@ -2,6 +2,7 @@
 
 #include <torch/csrc/jit/ir/scope.h>
 
+#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -31,6 +32,11 @@ bool is_plain(const c10::Type& type) {
     case c10::TypeKind::ComplexType: return true;
     case c10::TypeKind::ListType:
     case c10::TypeKind::OptionalType: return is_plain(*type.containedTypes()[0]);
+    case c10::TypeKind::TupleType: {
+      const auto items = type.containedTypes();
+      return !type.expectRef<c10::TupleType>().schema() &&
+             std::all_of(items.begin(), items.end(), [](const auto& item) { return is_plain(*item); });
+    }
     default: return false;
   }
 }
@@ -70,10 +76,14 @@ std::string without_numbers(std::string text) {
   return text;
 }
 
-// Whether a name says more than what the program calls a value (tsfuser/joint/names.py).
-bool has_mark(const std::string& name) {
-  const auto has = [&name](const char* mark) { return name.find(mark) != std::string::npos; };
-  return has(".written") || has(".laid_out") || has(".joint_part");
+// What a name says besides what the program calls a value (tsfuser/joint/names.py), a bit each.
+int64_t marks_of(const std::string& name) {
+  int64_t found = 0, bit = 1;
+  for (const char* mark : {".written", ".laid_out", ".joint_part"}) {
+    found |= name.find(mark) != std::string::npos ? bit : 0;
+    bit <<= 1;
+  }
+  return found;
 }
 
 IValue facts_of(const at::Tensor& tensor) {
@@ -126,6 +136,10 @@ void Origins::add(const Node& node) {
   for (const c10::Symbol name : node.attributeNames()) {
     if (node.kindOf(name) == AttributeKind::g) {
       add(*node.g(name));
+    } else if (node.kindOf(name) == AttributeKind::gs) {
+      for (const auto& graph : node.gs(name)) {
+        add(*graph);
+      }
     } else if (node.kindOf(name) == AttributeKind::ty) {
       add(node.ty(name));
     } else if (node.kindOf(name) == AttributeKind::tys) {
@@ -249,9 +263,9 @@ IValue Origins::facts() const {
   for (const at::Tensor& tensor : tensors_) {
     tensors.push_back(facts_of(tensor));
   }
-  for (const std::string& name : names_) {
-    if (has_mark(name)) {
-      marks.emplace_back(name);
+  for (size_t i = 0; i < names_.size(); ++i) {  // by which values are written, so which ones are marked
+    if (const int64_t found = marks_of(names_[i])) {
+      marks.push_back(tuple({static_cast<int64_t>(i), found}));
     }
   }
   std::set<const torch::jit::Operator*> seen;

@@ -111,6 +111,13 @@ IValue write_attribute(const Node& node, c10::Symbol name, const Origins* origin
     case AttributeKind::ss: return list(node.ss(name));
     case AttributeKind::t: return write_tensor(node.t(name), origins);
     case AttributeKind::g: return write_whole(*node.g(name), origins);
+    case AttributeKind::gs: {
+      Items graphs;
+      for (const auto& graph : node.gs(name)) {
+        graphs.push_back(write_whole(*graph, origins));
+      }
+      return tuple(std::move(graphs));
+    }
     case AttributeKind::ty: return write_type(node.ty(name), origins);
     case AttributeKind::tys: {
       Items types;
@@ -143,6 +150,14 @@ void read_attribute(Node& node, c10::Symbol name, AttributeKind kind, const IVal
     case AttributeKind::ss: node.ss_(name, read_list<std::string>(value)); return;
     case AttributeKind::t: node.t_(name, read_tensor(value, origins)); return;
     case AttributeKind::g: node.g_(name, read_whole(value, origins)); return;
+    case AttributeKind::gs: {
+      std::vector<std::shared_ptr<Graph>> graphs;
+      for (const IValue& graph : elements(value)) {
+        graphs.push_back(read_whole(graph, origins));
+      }
+      node.gs_(name, std::move(graphs));
+      return;
+    }
     case AttributeKind::ty: node.ty_(name, read_type(value, origins)); return;
     case AttributeKind::tys: {
       std::vector<c10::TypePtr> types;

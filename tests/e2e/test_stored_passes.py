@@ -23,6 +23,7 @@ from kit.support import (
 from tsfuser import _C, options
 from tsfuser.frontends.torchscript import passes, stored_passes
 from tsfuser.frontends.torchscript.training import differentiable
+from tsfuser.joint.packing import pack
 from tsfuser.planning import compile
 
 TEXTS = {
@@ -84,7 +85,12 @@ def test_a_second_process_runs_no_pass(forbidden, name):
 
 
 def texts(scripted):
-    return [torch._C._jit_pass_canonicalize(graph, False).str(False) for graph in all_graphs(scripted)]
+    return list(map(canonical, all_graphs(scripted)))
+
+
+def canonical(graph):
+    """Its text without names of values."""
+    return torch._C._jit_pass_canonicalize(graph, False).str(False)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -386,6 +392,52 @@ def test_texts_tell_graphs_apart():
         assert old in TEXT
         texts.append(text(TEXT.replace(old, new)))
     assert len(set(texts)) == len(texts) and text(TEXT) == texts[0]
+
+
+def test_texts_say_which_values_are_marked():
+    """Names of joint graphs' inputs say what the program does with them; others are no part of the key."""
+
+    def text(first, second):
+        return _C.graphs_text(
+            [
+                torch._C.parse_ir(f"""graph(%{first} : Tensor, %{second} : Tensor):
+  %y : Tensor = aten::mul(%{first}, %{second})
+  return (%y)""")
+            ]
+        )
+
+    marked = [("a.written", "b"), ("b", "a.written"), ("a.laid_out", "b"), ("a.joint_part", "b")]
+    marked += [("a.written.laid_out", "b"), ("a.written", "b.written"), ("a", "b")]
+    assert len({text(*names) for names in marked}) == len(marked)
+    for first, second in marked:
+        assert text(first, second) == text(f"q{first[1:]}", f"r{second[1:]}")
+
+
+def test_packed_joint_graphs_come_back():
+    """With lists of graphs, and the differentiable node's attributes."""
+    source = torch._C.parse_ir("""graph(%x : Float(3, 5, strides=[5, 1], requires_grad=1, device=cpu),
+      %w : Float(5, strides=[1], requires_grad=1, device=cpu)):
+  %s : Float(3, 5, strides=[5, 1], requires_grad=1, device=cpu) = aten::sigmoid(%x)
+  %y : Float(3, 5, strides=[5, 1], requires_grad=1, device=cpu) = aten::mul(%s, %w)
+  %z : Float(3, 5, strides=[5, 1], requires_grad=1, device=cpu) = aten::tanh(%y)
+  return (%z)""")
+    packed = pack(source.copy(), [True, True])
+    (back,) = _C.read_made(_C.write_made([packed], [source]), [source])
+    assert canonical(back) == canonical(packed)
+    nodes = [graph.findNode("prim::DifferentiableGraph") for graph in (packed, back)]
+    assert nodes[0].attributeNames() == nodes[1].attributeNames()
+    for name in nodes[0].attributeNames():
+        kind = nodes[0].kindOf(name)
+        mine, its = (getattr(node, kind)(name) for node in nodes)
+        if kind in ("g", "gs"):
+            mine, its = (list(map(canonical, each if kind == "gs" else [each])) for each in (mine, its))
+        assert mine == its
+    x, w = torch.randn(3, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+    found = torch._C._create_function_from_graph("f", back)(x, w)
+    wanted = (x.sigmoid() * w).tanh()
+    assert_matches(found, wanted, ops=8)
+    for mine, eagers in zip(*(torch.autograd.grad(y.sum(), (x, w)) for y in (found, wanted))):
+        assert_matches(mine, eagers, ops=40)
 
 
 def test_threads_read_one_graph(forbidden):
