@@ -34,6 +34,7 @@ CALLS = {
     "softplus": "torch.nn.functional.softplus(x0 * 9.0)",
     "softplus_small": "torch.nn.functional.softplus(x0, 2.0, 0.5)",
     "viewed": "torch.nn.functional.relu6(x0 * 9.0).view(-1)",
+    "erfinv": "torch.erfinv(x0)",
 }
 #: What gives no gradient to its operand, and is in no differentiable graph.
 READERS = ["{}.detach()", "{}.data", "{}.long()", "torch.max({}, 0)[1]", "torch.topk({}, 2)[1]"]

@@ -33,7 +33,7 @@ _FACTORS = {
     "atanh": lambda x, y: (1 - x**2).reciprocal(),
     "erf": lambda x, y: (-(x**2)).exp() * (2 / _ROOT_OF_PI),
     "erfc": lambda x, y: (-(x**2)).exp() * (-2 / _ROOT_OF_PI),
-    "erfinv": lambda x, y: (y**2).exp() * (_ROOT_OF_PI / 2),
+    "erfinv": lambda x, y: (x.erfinv() ** 2).exp() * (_ROOT_OF_PI / 2),
     "digamma": lambda x, y: x.writer("aten::polygamma", 1, x),
     "lgamma": lambda x, y: x.digamma(),
     "reciprocal": lambda x, y: -(y * y),
