@@ -77,9 +77,10 @@ ENABLE = {
     "keeps, where then less is written and read: of `gelu(x + bias)` x, and not the sum. To write to such a "
     "tensor before the backward raises torch's error, as it does with torch.compile.",
     "joint_graph": "Experimental: straight runs of ops in scripted functions and modules are "
-    "differentiated by tsfuser's own rules instead of TorchScript's autodiff, and what a program compiled "
-    "by torch.compile saves is chosen by the same cut, not by torch's. What the rules or the cut cannot take "
-    "stays as it is.",
+    "differentiated by tsfuser's own rules instead of TorchScript's autodiff. What the rules or the cut "
+    "cannot take stays as it is.",
+    "typed_joint": "Experimental: what a program compiled by torch.compile saves is chosen by the cut of "
+    "`joint_graph`, not by torch's. What that cannot take stays as it is.",
     "graph_op_fusion": "Always on: `index_select` and `gather` are fused.",
     **_inert("kernel_profile warn_register_spill"),
 }

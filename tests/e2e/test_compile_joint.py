@@ -1,4 +1,4 @@
-"""torch.compile where the typed joint graph says what is saved (`PYTORCH_NVFUSER_ENABLE=joint_graph`)."""
+"""torch.compile where the typed joint graph says what is saved (`PYTORCH_NVFUSER_ENABLE=typed_joint`)."""
 
 import contextlib
 import copy
@@ -33,7 +33,7 @@ def typed():
 
     divide.divide = watched
     try:
-        with options.override(enable={"joint_graph": ""}):
+        with options.override(enable={"typed_joint": ""}):
             yield found
     finally:
         divide.divide = whole
@@ -333,6 +333,6 @@ def test_the_reason_is_logged(capfd):
 def test_nothing_changes_without_the_option(monkeypatch):
     monkeypatch.setattr(translate, "translate", None)
     monkeypatch.setattr(divide, "divide", None)
-    with options.override(enable={}):
+    with options.override(enable={"joint_graph": ""}):  # which is for scripted programs
         compiled(classify, operands(classify))
         compiled(image, operands(image))
