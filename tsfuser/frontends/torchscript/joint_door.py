@@ -46,8 +46,11 @@ from ...joint.packing import pack
 from ...joint.regions import outline
 from ...joint.rules.table import Unknown
 from ...planning import failures
+from . import stored_passes
+from .stored_passes import Made, Place
 
 _ATTRIBUTE = "prim::GetAttr"
+_OWN = frozenset({"aten", "prim", "tsfuser"})  # spaces of ops
 _CHUNK, _DTYPE, _DEVICE = "prim::ConstantChunk", "prim::dtype", "prim::device"
 
 
@@ -61,7 +64,7 @@ def joint_graph(
 ) -> Graph | tuple[int, ...] | None:
     """The packed graph. `graph` is changed. `numbers`: what its inputs are in the call, None for tensors.
     A tuple: the inputs that have to be constants, for there to be a packed graph."""
-    return _guarded("joint_graph", graph, lambda: _joint_graph(graph, wanted, numbers))
+    return _guarded("joint_graph", graph, lambda: _known_or_made(graph, wanted, numbers))
 
 
 def _guarded(name: str, graph: Graph, make: Callable[[], Graph | None]) -> Graph | tuple[int, ...] | None:
@@ -105,6 +108,41 @@ def _share_attributes(block: Graph | Block, effects: Effects, known: dict[tuple[
         else:
             for inner in blocks(node):
                 _share_attributes(inner, effects, known)
+
+
+def _known_or_made(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
+    """The packed graph, from disk where a process has made it; or the inputs that have to be constants."""
+    stored = _place(graph, wanted, numbers)
+    found = stored.find() if stored else None
+    if found is not None and not found.graphs:
+        raise Unknown("as a process has found", found.numbers)
+    if found is not None:
+        return found.graphs[0]
+    try:
+        made = _joint_graph(graph, wanted, numbers)
+    except Unknown as unknown:
+        if stored:
+            stored.keep(Made([], tuple(unknown.numbers)))
+        raise
+    if stored:
+        stored.keep(Made([made]))
+    return made
+
+
+def _place(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Place | None:
+    """None where an op of another library could tell of its results in Python, which no key holds."""
+    if any(node.kind().partition("::")[0] not in _OWN for node in all_nodes(graph)):
+        return None
+    given = (list(map(bool, wanted)), list(numbers), _autocast(graph), torch._C._get_default_device())
+    return stored_passes.place_of("joint_graph", [graph], given, changed=True)
+
+
+def _autocast(graph: Graph) -> list[tuple[str, bool, torch.dtype]]:
+    """What autocast casts to, for the devices of inputs; and for the CPU's, where dtypes of results are asked
+    of small tensors (joint/example_types.py)."""
+    devices = {facts(v.type()).device for v in graph_inputs(graph) if is_tensor(v)} - {None}
+    kinds = sorted({"cpu", *(torch.device(device).type for device in devices)})
+    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
 
 
 def _joint_graph(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Graph:
