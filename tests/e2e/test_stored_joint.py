@@ -62,10 +62,13 @@ def dropped(x: Tensor, y: Tensor):
 PROGRAMS = [norm, several, product, dropped]
 
 
-def operands(sizes=(4, 5), dtype=torch.float32, masks=(True, True)):
+def operands(sizes=(4, 5), dtype=torch.float32, masks=(True, True), columns=False):
+    """`columns`: each column of the matrix is one after the other in memory."""
     generator = torch.Generator().manual_seed(4)
     shapes = (sizes, sizes[-1:])
-    return [torch.randn(s, generator=generator).to(dtype).requires_grad_(m) for s, m in zip(shapes, masks)]
+    matrix, row = (torch.randn(s, generator=generator).to(dtype) for s in shapes)
+    made = (matrix.t().contiguous().t() if columns else matrix, row)
+    return [tensor.requires_grad_(wants) for tensor, wants in zip(made, masks)]
 
 
 def trained(called, *given):
@@ -147,6 +150,7 @@ CHANGES = {
     "a constant": ({"scale": 3.5}, {}, contextlib.nullcontext),
     "a dim": ({"dim": 1}, {}, contextlib.nullcontext),
     "a size": ({}, {"sizes": (3, 5)}, contextlib.nullcontext),
+    "a layout": ({}, {"columns": True}, contextlib.nullcontext),
     "a dtype": ({}, {"dtype": torch.float64}, contextlib.nullcontext),
     "what wants a gradient": ({}, {"masks": (True, False)}, contextlib.nullcontext),
     "the other one": ({}, {"masks": (False, True)}, contextlib.nullcontext),

@@ -27,7 +27,6 @@ REASONS: dict[str, str] = {
     "test_lone_ops.py::test_readers_that_wait_for_its_sizes_are_no_company": "they are seen, too",
     "test_lone_ops.py::test_without_autocast_eager_differentiates_it": "joint graphs need no autocast for it",
     "test_recompute.py::test_under_autocast_the_narrow_product_is_kept": "it watches a step for autodiff",
-    "test_stored_passes.py::test_a_second_process_that_trains_runs_no_pass": "packed graphs are not kept",
     "test_stored_passes.py::test_no_hit_where_something_differs": (
         "the graph that calls a program of regions is the same for all, and calls the one at hand"
     ),
