@@ -204,6 +204,35 @@ def test_models(name, device):
         assert_matches(found, eager, reference, 400, strides=False)
 
 
+def _trained(name, device):
+    """Launches of a step of training, and bytes of what it saves besides its parameters and operand."""
+    make, example = MODELS[name]
+    torch.manual_seed(3)
+    model, x = make().to(device), example(6).to(device)
+    torch._dynamo.reset()
+    run = torch.compile(model, backend="tsfuser")
+    for _ in range(2):
+        saved = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t)
+        with counted() as rise:
+            with hooks:
+                y = run(x)
+            (y[0] if isinstance(y, tuple) else y).square().mean().backward()
+    sizes = {m.data_ptr(): m.nbytes() for m in (t.untyped_storage() for t in saved)}
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), x)}
+    return rise["launches"], sum(size for place, size in sizes.items() if place not in own)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_save_and_launch_no_more(name, device):
+    with options.override(enable={}):
+        launches, saved = _trained(name, device)
+    with typed() as left:
+        found = _trained(name, device)
+    assert left == []
+    assert found[0] <= launches and found[1] <= saved
+
+
 def test_a_norm_of_a_turned_image_is_saved_as_it_lies(device):
     """The elementwise ops that it is written as would have its operand's strides."""
     make, example = MODELS["convnext"]
