@@ -224,9 +224,12 @@ def test_second_derivatives_are_refused_as_when_traced(store):
         assert tsfuser.stats()["graphs_read"] == reads
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11."),
+    reason="all threads of torch 2.11 share what says that one of them traces, and torch's configuration: "
+    "calls were rejected, and tests that came later found automatic dynamic sizes off",
+)
 def test_threads_read_and_keep_a_graph(store):
-    """Nearly always one. With torch 2.11 two were kept once: torch's configuration, which all threads share
-    there, is part of the key."""
     x = leaf(4, 6)
     for reads in (False, True):
         compiled = again(first)
@@ -234,7 +237,7 @@ def test_threads_read_and_keep_a_graph(store):
             for found in pool.map(lambda _: run(compiled, (x,)), range(8)):
                 assert_same(found, run(first, (x,)))
         assert not reads or tsfuser.stats()["graphs_read"] > 0
-    assert 1 <= len(files(store)) <= 2
+    assert len(files(store)) == 1
 
 
 @pytest.mark.parametrize("kept_first", [True, False])
