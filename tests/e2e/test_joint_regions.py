@@ -479,3 +479,25 @@ def test_sizes_of_a_trace_part_no_region():
             )
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         assert packed(traced) == 1
+
+
+UNREAD = {
+    "behind a branch": "    p = (-v, v) if n > 2 else (x, v.narrow(0, 0, 1))\n"
+    "    return torch.tanh(p[0]) + p[0]\n",
+    "of its size": "    return torch.tanh(x) * v.size(0)\n",
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_statistics_of_a_norm_that_nobody_reads_are_written(name, device):
+    text = "def f(x: Tensor, m: Tensor, r: Tensor, n: int):\n"
+    text += "    v = torch.nn.functional.batch_norm(x, m, r, None, None, True, 0.25)\n" + UNREAD[name]
+    eager, scripted = {"torch": torch, "Tensor": Tensor}, torch.jit.CompilationUnit(text).f
+    exec(text, eager)
+    with tsfuser.fuser():
+        for n in (2, 2, 2, 2, 3, 2):
+            x = torch.randn(6, 1, device=device, requires_grad=True)
+            mine, its = ([torch.ones(1, device=device) for _ in range(2)] for _ in range(2))
+            got, want = scripted(x, *mine, n), eager["f"](x, *its, n)
+            got, want = ([y, *torch.autograd.grad(y.sum(), x)] for y in (got, want))
+            torch.testing.assert_close([*got, *mine], [*want, *its], rtol=1e-4, atol=1e-5)

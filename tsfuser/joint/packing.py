@@ -76,6 +76,8 @@ def pack(
     for node in nodes_in(graph):
         if effect(node) != PURE and not secretly_written(node):
             raise Refusal(f"{node.kind()} does more than it returns")
+        if secretly_written(node) and not any(map(use_count, outputs(node))):
+            raise Refusal(f"nobody reads what {node.kind()} gives, which also writes statistics")
     expand(graph)
     nest_joins(graph)
     behind = leave_behind(graph)
