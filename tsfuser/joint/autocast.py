@@ -32,12 +32,16 @@ def cast_to(kind: str, dtype: str, device: str, flags: Sequence[Any]) -> int | N
     return flags[3 if on_cpu else 2] if dtype == "float32" else None
 
 
+def device_kinds(graph: Graph) -> set[str]:
+    """Of the inputs whose devices are known."""
+    devices = {facts(v.type()).device for v in graph_inputs(graph) if is_tensor(v)} - {None}
+    return {torch.device(device).type for device in devices}
+
+
 def write_casts(graph: Graph) -> None:
     """Writes the casts that are missing. Raises Refusal if autocast is on, and an op casts what torch has
     written no cast before, or casts to another dtype than torch has written."""
-    devices = {facts(v.type()).device for v in graph_inputs(graph) if is_tensor(v)} - {None}
-    kinds = {torch.device(device).type for device in devices}
-    for kind in (kind for kind in kinds if torch.is_autocast_enabled(kind)):
+    for kind in filter(torch.is_autocast_enabled, device_kinds(graph)):
         for node in nodes_in(graph):
             _write(graph, node, kind)
 

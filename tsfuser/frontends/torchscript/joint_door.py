@@ -40,7 +40,7 @@ from ...graph.wrapper import (
     schema,
 )
 from ...ir.dtypes import DTYPES
-from ...joint.autocast import write_casts
+from ...joint.autocast import device_kinds, write_casts
 from ...joint.example_types import note_types
 from ...joint.packing import pack
 from ...joint.regions import outline
@@ -140,8 +140,7 @@ def _place(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Plac
 def _autocast(graph: Graph) -> list[tuple[str, bool, torch.dtype]]:
     """What autocast casts to, for the devices of inputs; and for the CPU's, where dtypes of results are asked
     of small tensors (joint/example_types.py)."""
-    devices = {facts(v.type()).device for v in graph_inputs(graph) if is_tensor(v)} - {None}
-    kinds = sorted({"cpu", *(torch.device(device).type for device in devices)})
+    kinds = sorted({"cpu", *device_kinds(graph)})
     return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
 
 
