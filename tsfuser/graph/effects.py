@@ -12,6 +12,7 @@ may move freely, so a graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import zip_longest
 
@@ -27,6 +28,7 @@ from .wrapper import (
     all_nodes,
     blocks,
     constant_of,
+    graph_outputs,
     inputs,
     is_constant,
     is_tensor,
@@ -58,6 +60,8 @@ _WITH_GRAPH = frozenset(
 )
 #: Kinds that write to operands though their schemas do not say so: batch norm, to its running statistics.
 _SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
+#: The attribute that tells them apart where they write to one tensor.
+_NUMBER = "number"
 #: Kinds that return a list of numbers that nothing else holds.
 _NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
 #: Kinds that take tensors, but read nothing of their memory; or not before the graph ends.
@@ -144,19 +148,50 @@ def secretly_written(node: Node) -> list[Value]:
 
 
 def remove_dead_code(graph: Graph) -> None:
-    """Drops nodes that nobody reads; ops that write, secretly or not, stay. torch's usual pass knows only
-    what schemas say."""
-    if _has_secret_writers(graph):
-        torch._C._jit_pass_dce_graph(graph)  # asks alias analysis
-    else:
-        torch._C._jit_pass_dce(graph)
+    """Drops nodes that nobody reads; ops that write, secretly or not, stay. torch's pass knows only what
+    schemas say."""
+    kept = [_keep(graph, node) for node in _secret_writers(graph)]
+    torch._C._jit_pass_dce(graph)
+    for node in kept:
+        node.destroy()
 
 
-def _has_secret_writers(graph: Graph) -> bool:
-    if any(graph.findNode(kind, True) is not None for kind in _SECRET_WRITERS):
-        return True
-    inner = (node.g("Subgraph") for kind in _WITH_GRAPH for node in graph.findAllNodes(kind, True))
-    return any(map(_has_secret_writers, inner))
+def tell_writers_apart(graph: Graph) -> None:
+    """Has torch's passes take no two ops for equal that write secretly to the same tensor: each gets a number
+    as an attribute."""
+    known: dict[int, int] = {}
+    for node in _secret_writers(graph):
+        for value in secretly_written(node)[:1]:
+            node.i_(_NUMBER, known.setdefault(value.unique(), 0))
+            known[value.unique()] += 1
+
+
+def keep_writers(graph: Graph, read: Callable[[Node], list[Value]]) -> None:
+    """Gives ops that write secretly, and of whose results no output is computed, a reader that stays: torch's
+    passes are going to run on the graph. `read`: the operands that a node reads the elements of."""
+    leading = {v.unique() for v in graph_outputs(graph)}
+    for node in reversed(nodes_in(graph)):
+        if any(v.unique() in leading for v in outputs(node)):
+            leading.update(v.unique() for v in read(node))
+    for node in _secret_writers(graph):
+        if leading.isdisjoint(v.unique() for v in outputs(node)):
+            _keep(graph, node)
+
+
+def _keep(graph: Graph, node: Node) -> Node:
+    """A reader of the node's result that torch does not take for dead."""
+    reader = graph.create("tsfuser::kept", [node.outputsAt(0)], 0)
+    return reader.insertAfter(node)
+
+
+def _secret_writers(graph: Graph) -> list[Node]:
+    """Nodes that write secretly, or inside, in their graphs."""
+    found = [n for kind in sorted(_SECRET_WRITERS) for n in graph.findAllNodes(kind, True)]
+    found = [n for n in found if secretly_written(n)]
+    for kind in sorted(_WITH_GRAPH):
+        nodes = graph.findAllNodes(kind, True)
+        found += [n for n in nodes if n.outputsSize() and _secret_writers(n.g("Subgraph"))]
+    return found
 
 
 def _keeps_to_itself(node: Node) -> bool:

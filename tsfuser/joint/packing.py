@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ..errors import Refusal
-from ..graph.effects import PURE, draws, effect, secretly_written
+from ..graph.effects import PURE, draws, effect, keep_writers, secretly_written, tell_writers_apart
 from ..graph.wrapper import (
     CONSTANT,
     Graph,
@@ -46,7 +46,7 @@ from .example_types import note_types
 from .expansions import expand
 from .joins import nest_joins
 from .names import add_input, mark_as_part
-from .node_facts import holds_tensors
+from .node_facts import elements_read, holds_tensors
 from .norms import keep_no_statistics, read_for_statistics
 from .order import ask_early
 from .partial import readers
@@ -76,9 +76,8 @@ def pack(
     for node in nodes_in(graph):
         if effect(node) != PURE and not secretly_written(node):
             raise Refusal(f"{node.kind()} does more than it returns")
-        if secretly_written(node) and not any(map(use_count, outputs(node))):
-            raise Refusal(f"nobody reads what {node.kind()} gives, which also writes statistics")
     expand(graph)
+    tell_writers_apart(graph)
     nest_joins(graph)
     behind = leave_behind(graph)
     joint = replace(reverse(graph, wanted), numbers=tuple(numbers))
@@ -89,6 +88,7 @@ def pack(
     if seeds:
         draw_again(parts, again)
     ask_early(parts.forward)
+    keep_writers(parts.forward, elements_read)
     packed = _packed(parts, again)
     behind.write(packed)
     if len(graph_outputs(packed)) != 1:

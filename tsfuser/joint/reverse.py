@@ -20,9 +20,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..errors import Refusal
+from ..graph.effects import remove_dead_code
 from ..graph.rows import Knowledge, row_of
 from ..graph.wrapper import (
     LIST,
@@ -96,7 +95,7 @@ def reverse(graph: Graph, wanted: Sequence[bool], asked: Collection[int] | None 
         if (gradient := gradients.of(value)) is not None:
             graph.registerOutput(gradient.value)
             differentiated.append(i)
-    torch._C._jit_pass_dce(graph)
+    remove_dead_code(graph)
     return Joint(graph, len(results), asked, tuple(differentiated))
 
 

@@ -12,9 +12,8 @@ large as %x and %w together. Only sin(x) may be smaller. Queries are of the valu
 
 from __future__ import annotations
 
-import torch
-
 from ..graph.copied_reshapes import SUMMED
+from ..graph.effects import remove_dead_code
 from ..graph.rows import row_of
 from ..graph.wrapper import Node, Value, graph_inputs, graph_outputs, inputs, is_tensor, nodes_in, outputs
 from .reverse import Joint
@@ -36,7 +35,7 @@ def drop_idle_sums(joint: Joint) -> None:
             node.destroy()
             continue
         names.note(node)
-    torch._C._jit_pass_dce(joint.graph)
+    remove_dead_code(joint.graph)
 
 
 def _share(node: Node, names: _Names, queries: dict[int, Value]) -> None:
