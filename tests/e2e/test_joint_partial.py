@@ -242,6 +242,21 @@ def test_a_result_of_bools_that_is_only_asked_for_its_dtype(op):
             torch.testing.assert_close(found, torch.autograd.grad(eager(x, c, 2).sum(), x))
 
 
+@pytest.mark.parametrize(
+    "text", ["torch.logaddexp(x, c)", "torch.logaddexp2(c, x)", "torch.atan2(c, x)", "x ** c"]
+)
+def test_a_derivative_that_subtracts_bools_is_an_error_as_in_eager(text):
+    source = f"def f(x, c):\n    return (x * 2 + {text}).sin()\n"
+    scripted, eager = script(source), plain(source)
+    x, c = torch.rand(4).requires_grad_(), torch.rand(4) > 0.5
+    with tsfuser.fuser():
+        for _ in range(4):
+            found = scripted(x, c)
+            torch.testing.assert_close(found, eager(x, c))
+            with pytest.raises(RuntimeError, match="bool tensor is not supported"):
+                torch.autograd.grad(found.sum(), x)
+
+
 def test_behind_a_move_between_devices_a_missing_gradient_is_no_zero(device):
     """Which infinity would make NaN."""
 

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from ...errors import Refusal
 from ..terms import DTYPE_NUMBERS
 from .table import broadcasting, rule, structural
 
@@ -261,6 +262,7 @@ def pow_(grad, self, exponent, result):
         is_zero = grad.writer("aten::scalar_tensor", exponent, dtype=DTYPE_NUMBERS["float64"]) == 0
         return is_zero.where(0, by_base), None
     self, exponent = _as_tensor(self, grad), _as_tensor(exponent, grad)
+    _not_bool(exponent)
     by_base = (exponent == 0).where(0, grad * (exponent * self ** (exponent - 1)))
     flat = (self == 0) & (exponent >= 0)
     return by_base, grad * flat.where(0, result * self.log())
@@ -282,6 +284,7 @@ def _as_tensor(value, grad):
 @broadcasting("aten::atan2", of="self other")
 def atan2(grad, self, other):
     """0 where both are so small that their squares are 0."""
+    _not_bool(self)
     square = self * self + other * other
     inverse = square.reciprocal().masked_fill(square == 0, 0)
     return grad * other * inverse, grad * -self * inverse
@@ -314,21 +317,21 @@ def hypot(grad, self, other, result):
     return grad * (self / result), grad * (other / result)
 
 
-def _in_fractions(term, like):
-    """Nothing is subtracted from bools, nor they from anything."""
-    dtype = DTYPE_NUMBERS.get(like.facts.dtype) if term.facts.dtype == "bool" else None
-    return term if dtype is None else term.writer("aten::to", term, dtype, False, False)
+def _not_bool(*terms):
+    """Raises Refusal where eager's derivative subtracts or negates bools, which is an error there."""
+    if any(getattr(term, "is_tensor", False) and term.facts.dtype == "bool" for term in terms):
+        raise Refusal("a derivative that subtracts bools is an error in eager")
 
 
 @broadcasting("aten::logaddexp", of="self other")
 def logaddexp(grad, self, other):
-    self, other = _in_fractions(self, other), _in_fractions(other, self)
+    _not_bool(self, other)
     return grad / ((other - self).exp() + 1), grad / ((self - other).exp() + 1)
 
 
 @broadcasting("aten::logaddexp2", of="self other")
 def logaddexp2(grad, self, other):
-    self, other = _in_fractions(self, other), _in_fractions(other, self)
+    _not_bool(self, other)
     return grad / ((other - self).exp2() + 1), grad / ((self - other).exp2() + 1)
 
 
