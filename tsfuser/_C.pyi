@@ -126,6 +126,7 @@ def set_op_facts(
     promoted: Sequence[str],
     retyped: Sequence[str],
     sized: Sequence[str],
+    ranked: Sequence[str],
     broadcast: Sequence[str],
     alone: Sequence[str],
     flat: Sequence[str],

@@ -169,24 +169,25 @@ void bind_graphs(py::module_& m) {
          const std::vector<std::string>& same_sizes, const std::vector<std::string>& moved,
          const std::vector<std::string>& like_first, const std::vector<std::string>& promoted,
          const std::vector<std::string>& retyped, const std::vector<std::string>& sized,
-         const std::vector<std::string>& broadcast, const std::vector<std::string>& alone,
-         const std::vector<std::string>& flat, const std::vector<std::string>& hidden_views,
-         const std::vector<std::string>& writers, const std::unordered_map<std::string, std::string>& asked,
+         const std::vector<std::string>& ranked, const std::vector<std::string>& broadcast,
+         const std::vector<std::string>& alone, const std::vector<std::string>& flat,
+         const std::vector<std::string>& hidden_views, const std::vector<std::string>& writers,
+         const std::unordered_map<std::string, std::string>& asked,
          const std::unordered_map<std::string, std::tuple<std::string, std::vector<std::string>, bool>>&
              rules,
          size_t most_joined, size_t most_joined_in_memory) {
-        take_op_facts({symbols(in_place),     symbols(fresh),    symbols(computed),
-                       symbols(handed_on),    symbols(excluded), symbols(heavy),
-                       symbols(same_sizes),   symbols(moved),    symbols(like_first),
-                       symbols(promoted),     symbols(retyped),  symbols(sized),
-                       symbols(broadcast),    symbols(alone),    symbols(flat),
-                       symbols(hidden_views), symbols(writers),  argument_names(asked),
-                       size_rules(rules),     most_joined,       most_joined_in_memory});
+        take_op_facts(
+            {symbols(in_place),     symbols(fresh),       symbols(computed),     symbols(handed_on),
+             symbols(excluded),     symbols(heavy),       symbols(same_sizes),   symbols(moved),
+             symbols(like_first),   symbols(promoted),    symbols(retyped),      symbols(sized),
+             symbols(ranked),       symbols(broadcast),   symbols(alone),        symbols(flat),
+             symbols(hidden_views), symbols(writers),     argument_names(asked), size_rules(rules),
+             most_joined,           most_joined_in_memory});
       },
       py::arg("in_place"), py::arg("fresh"), py::arg("computed"), py::arg("handed_on"), py::arg("excluded"),
       py::arg("heavy"), py::arg("same_sizes"), py::arg("moved"), py::arg("like_first"), py::arg("promoted"),
-      py::arg("retyped"), py::arg("sized"), py::arg("broadcast"), py::arg("alone"), py::arg("flat"),
-      py::arg("hidden_views"), py::arg("writers"), py::arg("asked"), py::arg("size_rules"),
+      py::arg("retyped"), py::arg("sized"), py::arg("ranked"), py::arg("broadcast"), py::arg("alone"),
+      py::arg("flat"), py::arg("hidden_views"), py::arg("writers"), py::arg("asked"), py::arg("size_rules"),
       py::arg("most_joined"), py::arg("most_joined_in_memory"),
       "What the op table says about kinds of nodes (torchscript/op_facts.h).");
   m.def(

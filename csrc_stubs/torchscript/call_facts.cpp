@@ -1,6 +1,7 @@
 #include "torchscript/call_facts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
+#include "torchscript/static_values.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -23,7 +24,7 @@ enum class Tag : int64_t { None, Bool, Int, Float, String, Device, Tensor, Items
 
 class Writer {
  public:
-  explicit Writer(CallFacts::Words& words) : words_(words) {}
+  Writer(CallFacts::Words& words, bool with_sizes) : words_(words), with_sizes_(with_sizes) {}
 
   bool add(const c10::IValue& value) {
     if (value.isTensor()) {
@@ -79,11 +80,14 @@ class Writer {
                          static_cast<int64_t>(tensor.device().index() & 0xff) << 16 |
                          static_cast<int64_t>(tensor.scalar_type()) << 8 |
                          static_cast<int64_t>(tensor.device().type()));
-    words_.insert(words_.end(), sizes.begin(), sizes.end());
+    if (with_sizes_) {
+      words_.insert(words_.end(), sizes.begin(), sizes.end());
+    }
     return words_.size() < kMostWords;
   }
 
   CallFacts::Words& words_;
+  const bool with_sizes_;
 };
 
 bool is_mask(const c10::IValue& index) {
@@ -91,7 +95,24 @@ bool is_mask(const c10::IValue& index) {
          (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
 }
 
-// Goes back from values to the arguments that they depend on; of tensors, that their sizes depend on.
+// What a node asks about a tensor, where that is no length of a dim: how many dims there are, of which dtype
+// it is, or whether there is one. Null for other nodes.
+const Value* asked_without_sizes(const Node* node) {
+  if (node->kind() == c10::aten::dim || asks_type(node)) {
+    return node->input(0);
+  }
+  if (node->kind() == c10::aten::len) {
+    const Node* sizes = node->input(0)->node();
+    return sizes->kind() == c10::aten::size && sizes->inputs().size() == 1 ? sizes->input(0) : nullptr;
+  }
+  if (!asks_for_none(node)) {
+    return nullptr;
+  }
+  return node->input(node->input(0)->type()->kind() == c10::TypeKind::NoneType ? 1 : 0);
+}
+
+// Goes back from values to the arguments that they depend on; of tensors, that their sizes depend on, or
+// only how many dims they have.
 class Sources {
  public:
   explicit Sources(torch::jit::Graph& graph) : graph_(graph) {}
@@ -111,12 +132,47 @@ class Sources {
     }
     add_maker(value);
   }
-  std::vector<AttributePath> paths() const { return {paths_.begin(), paths_.end()}; }
+  const std::set<AttributePath>& paths() const { return paths_; }
+  const std::set<AttributePath>& paths_without_sizes() const { return ranks_; }
   std::vector<AttributePath> indices() const { return {indices_.begin(), indices_.end()}; }
 
  private:
+  // Where lengths of dims are of no interest.
+  void add_rank(const Value* value) {
+    if (!ranked_.insert(value).second) {
+      return;
+    }
+    if (const auto path = has_facts(value->type()) ? path_of(value) : std::nullopt) {
+      ranks_.insert(*path);
+      return;
+    }
+    const Node* node = value->node();
+    const bool hands_on = node->kind() == c10::prim::unchecked_cast ||
+                          node->kind() == c10::prim::unchecked_unwrap_optional || writes_in_place(node);
+    if (hands_on) {
+      add_rank(node->input(0));
+    } else if (node->kind() == c10::prim::If) {
+      add(node->input());
+      for (const Block* block : node->blocks()) {
+        add_rank(block->outputs()[value->offset()]);
+      }
+    } else if (value->offset() == 0 && op_facts().ranked.count(node->kind()) != 0) {
+      for (const Value* input : node->inputs()) {
+        if (may_hold_tensors(input->type())) {
+          add_rank(input);
+        }
+      }
+    } else {
+      add(value);
+    }
+  }
+
   void add_maker(const Value* value) {
     const Node* node = value->node();
+    if (const Value* tensor = asked_without_sizes(node)) {
+      add_rank(tensor);
+      return;
+    }
     if (node->kind() == c10::prim::Param) {  // a loop's, which counts, or carries what its block gives
       if (const Node* loop = node->owningBlock()->owningNode()) {
         add_operands(loop, loop->inputs());
@@ -171,8 +227,8 @@ class Sources {
   }
 
   torch::jit::Graph& graph_;
-  std::set<const Value*> seen_;
-  std::set<AttributePath> paths_, indices_;
+  std::set<const Value*> seen_, ranked_;
+  std::set<AttributePath> paths_, ranks_, indices_;
   bool with_writes_ = false;
 };
 
@@ -255,15 +311,23 @@ CallFacts::CallFacts(torch::jit::Graph& graph, const std::vector<const Value*>& 
   for (const Value* value : values) {
     sources.add(value);
   }
-  paths_ = sources.paths();
+  for (const AttributePath& path : sources.paths()) {
+    facts_.push_back({path, true});
+  }
+  for (const AttributePath& path : sources.paths_without_sizes()) {
+    if (sources.paths().count(path) == 0) {
+      facts_.push_back({path, false});
+    }
+  }
   indices_ = sources.indices();
 }
 
 bool CallFacts::read(at::ArrayRef<c10::IValue> arguments, Words& words) const {
   words.clear();
-  Writer writer(words);
-  return std::all_of(paths_.begin(), paths_.end(),
-                     [&](const AttributePath& path) { return writer.add(value_at(path, arguments)); }) &&
+  return std::all_of(facts_.begin(), facts_.end(),
+                     [&](const Fact& fact) {
+                       return Writer(words, fact.with_sizes).add(value_at(fact.path, arguments));
+                     }) &&
          std::none_of(indices_.begin(), indices_.end(),
                       [&](const AttributePath& path) { return is_mask(value_at(path, arguments)); });
 }

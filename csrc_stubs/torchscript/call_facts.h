@@ -5,6 +5,8 @@
 // facts. Example: for `f(self, x)` that reads `self.stride`, called with a float tensor of [2, 3],
 //
 //     tensor float on cpu of 2 dims, 2, 3; int, 1
+//
+// Where only the number of dims is asked for, or whether there is a tensor, the sizes are left out.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -60,7 +62,12 @@ class CallFacts {
   bool read(at::ArrayRef<c10::IValue> arguments, Words& words) const;
 
  private:
-  std::vector<AttributePath> paths_, indices_;
+  struct Fact {
+    AttributePath path;
+    bool with_sizes;
+  };
+  std::vector<Fact> facts_;
+  std::vector<AttributePath> indices_;
 };
 
 }  // namespace tsfuser

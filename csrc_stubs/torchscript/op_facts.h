@@ -39,6 +39,7 @@ struct OpFacts {
   Kinds promoted;          // ops of two tensors whose result has what these promote to
   Kinds retyped;           // of the functional forms of `in_place`, those that may change the dtype
   Kinds sized;             // ops whose results' sizes follow from their operands' sizes, and from numbers
+  Kinds ranked;            // ops whose first result has as many dims as those of their operands tell
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
   Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16
   Kinds flat;              // ops that pass no gradient on to their operands

@@ -33,23 +33,64 @@ c10::Symbol kept() {
   return name;
 }
 
-// The branches that follow from the facts, and are reached by such branches only; outer ones first.
-void add_branches(Block* block, const StaticValues& values, std::vector<Node*>& found) {
+// Whether the op takes random numbers.
+bool draws(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  if (!schema || !node->kind().is_aten()) {
+    return false;
+  }
+  const auto found = c10::Dispatcher::singleton().findSchema({schema->name(), schema->overload_name()});
+  return found && found->hasTag(at::Tag::nondeterministic_seeded);
+}
+
+bool keeps_statistics(const Node* node) { return op_facts().writers.count(node->kind()) != 0; }
+
+// Whether the node may run twice, but for what is in its blocks: it only computes its results.
+bool is_pure(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  return !node->hasSideEffects() && !(schema && schema->is_mutable()) && !draws(node) &&
+         !keeps_statistics(node) && (node->kind().is_aten() || node->kind().is_prim());
+}
+
+bool raises(const Block* block) {
+  return std::any_of(block->nodes().begin(), block->nodes().end(),
+                     [](const Node* node) { return node->kind() == c10::prim::RaiseException; });
+}
+
+// Whether the branch is a check: the program goes on in one way only, else it ends with an exception.
+bool is_check(Node* branch) {
+  const auto blocks = branch->blocks();
+  if (raises(blocks[0]) != raises(blocks[1])) {
+    return true;
+  }
+  return branch->outputs().empty() && std::all_of(blocks.begin(), blocks.end(), [](Block* block) {
+           return std::all_of(block->nodes().begin(), block->nodes().end(), [](Node* node) {
+             return node->kind() == c10::prim::If ? is_check(node) : is_pure(node);
+           });
+         });
+}
+
+// The branches that follow from the facts, and are reached by such branches only; outer ones first. No
+// checks where regions are made, which do not end at these: the sizes that they look at would be facts, and
+// each call with others runs the graph as it is.
+void add_branches(Block* block, const StaticValues& values, bool with_checks, std::vector<Node*>& found) {
   for (Node* node : block->nodes()) {
     if (node->kind() == c10::prim::If && !node->hasAttribute(kept()) && values.follows(node->input())) {
-      found.push_back(node);
+      if (with_checks || !is_check(node)) {
+        found.push_back(node);
+      }
       for (Block* inner : node->blocks()) {
-        add_branches(inner, values, found);
+        add_branches(inner, values, with_checks, found);
       }
     }
   }
 }
 
-std::vector<Node*> branches_of(Graph& graph) {
+std::vector<Node*> branches_of(Graph& graph, bool with_checks) {
   const StaticValues values(graph);
   std::vector<Node*> found;
   if (values.knows_all()) {
-    add_branches(graph.block(), values, found);
+    add_branches(graph.block(), values, with_checks, found);
   }
   return found;
 }
@@ -82,25 +123,6 @@ bool decides(Node* branch) {
     }
   }
   return false;
-}
-
-// Whether the op takes random numbers.
-bool draws(const Node* node) {
-  const auto* schema = node->maybeSchema();
-  if (!schema || !node->kind().is_aten()) {
-    return false;
-  }
-  const auto found = c10::Dispatcher::singleton().findSchema({schema->name(), schema->overload_name()});
-  return found && found->hasTag(at::Tag::nondeterministic_seeded);
-}
-
-bool keeps_statistics(const Node* node) { return op_facts().writers.count(node->kind()) != 0; }
-
-// Whether the node may run twice, but for what is in its blocks: it only computes its results.
-bool is_pure(const Node* node) {
-  const auto* schema = node->maybeSchema();
-  return !node->hasSideEffects() && !(schema && schema->is_mutable()) && !draws(node) &&
-         !keeps_statistics(node) && (node->kind().is_aten() || node->kind().is_prim());
 }
 
 // The node of the graph's own block that the node is, or is in.
@@ -238,15 +260,15 @@ void branch_on_rates(Graph& graph, const std::vector<Node*>& settled) {
 std::shared_ptr<Graph> noting(Graph& graph) {
   auto copy = graph.copy();
   torch::jit::ProfilingRecord::removeProfilingNodes(copy->block());
-  std::vector<Node*> branches = branches_of(*copy);
   const bool parts = takes_joint_functions(graph);  // each branch ends a region
+  std::vector<Node*> branches = branches_of(*copy, !parts);
   if (branches.empty() || (!parts && std::none_of(branches.begin(), branches.end(), [](Node* branch) {
         return parts_groups(branch) || decides(branch);
       }))) {
     return nullptr;
   }
   branch_on_rates(*copy, branches);
-  branches = branches_of(*copy);
+  branches = branches_of(*copy, !parts);
   for (size_t i = 0; i < branches.size(); ++i) {
     Node* branch = branches[i];
     const torch::jit::WithInsertPoint before(branch);

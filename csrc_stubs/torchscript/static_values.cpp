@@ -100,21 +100,6 @@ bool asks_sizes(const Node* node) {
   return kinds.count(node->kind()) != 0;
 }
 
-// Whether a value is None. Whether two values are one object, no fact tells.
-bool asks_for_none(const Node* node) {
-  const bool compares = node->kind() == c10::aten::__is__ || node->kind() == c10::aten::__isnot__;
-  return compares && std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* input) {
-           return input->type()->kind() == c10::TypeKind::NoneType;
-         });
-}
-
-// Queries that the facts of an argument answer, but not the sizes of computed tensors.
-bool asks_type(const Node* node) {
-  static const Kinds kinds = {c10::prim::dtype, c10::prim::device, c10::Symbol::prim("is_cuda"),
-                              c10::Symbol::prim("is_cpu")};
-  return kinds.count(node->kind()) != 0;
-}
-
 // Whether the operand is the dtype or the device of the result, and the sizes of that do not depend on it. A
 // range of whole numbers, `arange(0, 2.5, 1)`, has fewer elements than one of fractions.
 bool is_no_matter_of_sizes(const Node* node, size_t operand) {
@@ -176,6 +161,26 @@ bool is_new_list(const Value* list) {
 }
 
 }  // namespace
+
+// Whether a value is None. Whether two values are one object, no fact tells.
+bool asks_for_none(const Node* node) {
+  const bool compares = node->kind() == c10::aten::__is__ || node->kind() == c10::aten::__isnot__;
+  return compares && std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* input) {
+           return input->type()->kind() == c10::TypeKind::NoneType;
+         });
+}
+
+// Queries that the facts of an argument answer, but not the sizes of computed tensors.
+bool asks_type(const Node* node) {
+  static const Kinds kinds = {c10::prim::dtype, c10::prim::device, c10::Symbol::prim("is_cuda"),
+                              c10::Symbol::prim("is_cpu")};
+  return kinds.count(node->kind()) != 0;
+}
+
+bool writes_in_place(const Node* node) {
+  const auto* schema = schema_of(node);
+  return schema && is_in_place(node, *schema);
+}
 
 StaticValues::StaticValues(torch::jit::Graph& graph) {
   for (const Node* node : all_nodes(graph)) {

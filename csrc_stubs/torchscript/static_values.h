@@ -23,6 +23,13 @@ struct Value;
 
 namespace tsfuser {
 
+// Whether a node asks whether a value is None.
+bool asks_for_none(const torch::jit::Node* node);
+// Whether it asks for the dtype or the device of a tensor.
+bool asks_type(const torch::jit::Node* node);
+// Whether it is an op such as `add_`, which writes to its first operand, and keeps its sizes.
+bool writes_in_place(const torch::jit::Node* node);
+
 class StaticValues {
  public:
   explicit StaticValues(torch::jit::Graph& graph);

@@ -1,13 +1,18 @@
 """Branches that follow from the sizes and attributes of a call: functions that have them run as a function
 without branches for each way that calls go."""
 
+import copy
 import textwrap
+from typing import Optional
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import tsfuser
-from kit.support import CALLS, all_graphs, groups, kinds, run_python, script, train
+from kit.opsweep import plain
+from kit.support import CALLS, all_graphs, counted, groups, kinds, run_python, script, train
 from tsfuser import _C
 from tsfuser.debug.plans import plans_of
 
@@ -363,6 +368,67 @@ def test_two_arguments_may_be_one_tensor(device):
     with tsfuser.fuser(), torch.no_grad():
         for other in (x, x.clone()) * CALLS:
             torch.testing.assert_close(scripted(x, other), same(x, other))
+
+
+class Checked(nn.Module):
+    """Its branches look at how many dims there are, and its checks at sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor, other: Optional[Tensor] = None):
+        h = F.dropout(torch.tanh(self.linear(x)), 0.0, self.training)
+        if other is not None:
+            h = h * other
+        h.mul_(2.0)
+        if h.dim() == 3:
+            h = h.transpose(1, 2)
+        if len(h.shape) == 2:
+            h = self.norm(h)
+        else:
+            assert h.size(2) != 5, "five"
+            h = torch.sigmoid(self.norm(h)) * h
+        return torch.relu(h) + 1.0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_first_call_of_a_size_is_fused_where_only_dims_are_counted(device, training, request):
+    request.getfixturevalue("joint_graphs")
+    module = Checked().to(device).train(training)
+    scripted = scripted_anew(copy.deepcopy(module))
+    with tsfuser.fuser(), torch.set_grad_enabled(training):
+        for size in [(8, 6)] * 4 + [(4, 7, 6)] * 4:
+            compare(scripted, module, torch.randn(size, device=device))
+        for size in (9, 6), (4, 8, 6), (3, 9, 6), (2, 6):
+            x = torch.randn(size, device=device)
+            with counted() as rise:
+                found = scripted(x)
+            torch.testing.assert_close(found, module(x))
+            assert rise["launches"]
+        for size in (9, 6), (4, 8, 6):
+            compare(scripted, module, torch.randn(size, device=device), torch.randn(size, device=device))
+        for f in scripted, module:
+            with pytest.raises(Exception, match="five"):
+                f(torch.randn(4, 5, 6, device=device))
+            if training:
+                with pytest.raises(Exception, match="more than 1 value per channel"):
+                    f(torch.randn(1, 6, device=device))
+
+
+@pytest.mark.parametrize("text", ["x.squeeze(1)", "x.sum(1).squeeze()", "x[:, : x.size(1)].squeeze(1)"])
+def test_how_many_dims_are_left_may_depend_on_sizes(device, text):
+    source = f"""def f(x):
+    y = {text}
+    if y.dim() == 1:
+        return torch.exp(y) * 2
+    return torch.sin(y) + 1
+"""
+    scripted, eager = script(source), plain(source)
+    with tsfuser.fuser(), torch.no_grad():
+        for size in [(8, 3), (8, 1), (8, 3), (1, 1), (8, 1), (7, 1), (7, 2), (1, 3)] * 3:
+            x = torch.rand(size, device=device)
+            torch.testing.assert_close(scripted(x), eager(x))
 
 
 def test_an_error_of_a_call_is_raised_and_not_remembered(device):

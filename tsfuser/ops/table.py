@@ -286,6 +286,13 @@ def kinds_with_sizes(rule: str) -> list[str]:
     return [name for name, found in rules.items() if found == {rule}]
 
 
+def kinds_with_known_rank() -> list[str]:
+    """Ops whose first result has as many dims as follow from those of their operands alone."""
+    rules = ("first", "broadcast", "permuted", "swapped", "unsqueezed", "padded", "sliced", "selected")
+    pools = {row.name for row in all_rows() if row.family in ("pooling", "adaptive_pooling")}
+    return sorted(pools.union(*map(kinds_with_sizes, rules)))
+
+
 def kinds_with_dtype_rule(rule: str) -> list[str]:
     """Ops with that `dtype_rule`."""
     return sorted({row.name for row in all_rows() if row.dtype_rule == rule})
