@@ -155,7 +155,8 @@ bool describe(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& cons
 
 // A region whose graph says which of its operands and results the program may write to: for torch's passes
 // `y + 0` is `y` else, of which a derivative may be made.
-std::unique_ptr<GraphFunction> plain_region(Graph& graph, const std::vector<int64_t>& written) {
+std::unique_ptr<GraphFunction> plain_region(Graph& graph, const std::vector<int64_t>& written,
+                                            const std::string& name) {
   const GraphPtr noted = graph.copy();
   for (torch::jit::Value* operand : noted->inputs()) {
     if (has_mark(operand, kWritten)) {
@@ -165,7 +166,7 @@ std::unique_ptr<GraphFunction> plain_region(Graph& graph, const std::vector<int6
   for (const int64_t i : written) {
     note_write(noted->outputs().at(static_cast<size_t>(i)));
   }
-  return plain_function(*noted);
+  return plain_function(*noted, name);
 }
 
 }  // namespace
@@ -173,7 +174,7 @@ std::unique_ptr<GraphFunction> plain_region(Graph& graph, const std::vector<int6
 JointFunction::JointFunction(GraphPtr graph, const std::vector<int64_t>& written)
     : OwnedFunction(kName, graph->inputs().size()),
       graph_(std::move(graph)),
-      plain_(plain_region(*graph_, written)),
+      written_(written),
       inputs_(inputs_of(*graph_)),
       constants_(graph_->inputs().size()) {}
 
@@ -184,7 +185,24 @@ bool JointFunction::call(Stack& stack, std::optional<size_t> bail_out, Run run) 
     run(*code);
     return true;
   }
-  return plain_->call(stack, bail_out, run);
+  return made_plain().call(stack, bail_out, run);
+}
+
+GraphFunction& JointFunction::made_plain() {
+  if (GraphFunction* made = plain()) {
+    return *made;
+  }
+  auto made = plain_region(*graph_, written_, running_function(kName));
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  if (!plain_) {  // of threads at once the first one stays
+    plain_ = std::move(made);
+  }
+  return *plain_;
+}
+
+GraphFunction* JointFunction::plain() const {
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  return plain_.get();
 }
 
 std::vector<JointFunction::PackedGraph> JointFunction::packed() const {
@@ -265,7 +283,7 @@ std::vector<size_t> JointFunction::pack(at::ArrayRef<c10::IValue> arguments,
     }
   });
   if (made.graph) {
-    made.code = std::make_unique<Code>(made.graph, kName);
+    made.code = std::make_unique<Code>(made.graph, running_function(kName));
   }
   return more;
 }
@@ -277,7 +295,7 @@ Node* region_call(Graph& graph, std::unique_ptr<JointFunction> region,
   return owned_call(graph, std::move(region), kName, held_name(), operands);
 }
 
-std::unique_ptr<GraphFunction> plain_function(Graph& graph) {
+std::unique_ptr<GraphFunction> plain_function(Graph& graph, const std::string& name) {
   auto part = graph.copy();
   if (part->outputs().size() != 1) {
     Node* together = part->appendNode(part->createTuple(part->outputs()));
@@ -287,7 +305,7 @@ std::unique_ptr<GraphFunction> plain_function(Graph& graph) {
     part->registerOutput(together->output());
   }
   make_part(*part);
-  auto made = std::make_unique<GraphFunction>(c10::QualifiedName(kName), std::move(part), nullptr);
+  auto made = std::make_unique<GraphFunction>(c10::QualifiedName(name), std::move(part), nullptr);
   keep_casts(*made);
   return made;
 }

@@ -47,8 +47,8 @@ class JointFunction final : public OwnedFunction {
   };
   // What was packed by now.
   std::vector<PackedGraph> packed() const;
-  // What all other calls run.
-  torch::jit::GraphFunction* plain() const { return plain_.get(); }
+  // What all other calls run; null before the first call.
+  torch::jit::GraphFunction* plain() const;
 
  private:
   struct Packed {  // null: refused
@@ -57,15 +57,17 @@ class JointFunction final : public OwnedFunction {
     std::unique_ptr<torch::jit::Code> code;
   };
 
+  torch::jit::GraphFunction& made_plain();
   const torch::jit::Code* code_for(at::ArrayRef<c10::IValue> arguments);
   std::vector<size_t> pack(at::ArrayRef<c10::IValue> arguments, const std::vector<bool>& constants,
                            Packed& made) const;
 
   const std::shared_ptr<torch::jit::Graph> graph_;
-  const std::unique_ptr<torch::jit::GraphFunction> plain_;
+  const std::vector<int64_t> written_;
   const std::vector<Input> inputs_;
   mutable std::shared_mutex mutex_;  // of what follows
-  std::vector<bool> constants_;      // the numbers among the arguments that packed graphs have as constants
+  std::unique_ptr<torch::jit::GraphFunction> plain_;
+  std::vector<bool> constants_;  // the numbers among the arguments that packed graphs have as constants
   std::vector<std::unique_ptr<const Packed>> known_;
 };
 
@@ -74,8 +76,8 @@ JointFunction* region_of(const torch::jit::Node* node);
 // A call of a new one, not yet in `graph`.
 torch::jit::Node* region_call(torch::jit::Graph& graph, std::unique_ptr<JointFunction> region,
                               at::ArrayRef<torch::jit::Value*> operands);
-// A function of such a graph whose parts are no regions again.
-std::unique_ptr<torch::jit::GraphFunction> plain_function(torch::jit::Graph& graph);
+// A function of such a graph whose parts are no regions again, under that name.
+std::unique_ptr<torch::jit::GraphFunction> plain_function(torch::jit::Graph& graph, const std::string& name);
 // Says of a graph that no regions are made of it: a program's graph without any, one inside of a packed
 // graph, or of autodiff; and whether it is one.
 void make_part(torch::jit::Graph& graph);

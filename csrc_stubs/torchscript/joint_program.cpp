@@ -102,10 +102,7 @@ GraphPtr outlined(Graph& graph) {
 }  // namespace
 
 JointProgram::JointProgram(Graph& graph, GraphPtr outlined)
-    : OwnedFunction(kName, graph.inputs().size()),
-      plain_(plain_function(graph)),
-      outlined_(std::move(outlined)),
-      code_(std::make_unique<Code>(outlined_, kName)) {
+    : OwnedFunction(kName, graph.inputs().size()), program_(graph.copy()), outlined_(std::move(outlined)) {
   std::set<AttributePath> found;
   for (Node* node : all_nodes(*outlined_)) {
     if (node->kind() == c10::prim::GetAttr && may_hold_tensors(node->output()->type())) {
@@ -127,10 +124,23 @@ bool JointProgram::may_record_gradients(at::ArrayRef<c10::IValue> arguments) con
           }));
 }
 
+void JointProgram::make() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!plain_) {
+    const std::string name = running_function(kName);
+    attempt("joint_program", *program_, [&] { code_ = std::make_unique<Code>(outlined_, name); });
+    plain_ = plain_function(*program_, name);
+    made_ = true;
+  }
+}
+
 bool JointProgram::call(Stack& stack, std::optional<size_t> bail_out, Run run) {
+  if (!made_.load()) {
+    make();
+  }
   const bool records = may_record_gradients(torch::jit::last(stack, num_inputs()));
   has_recorded_.store(records, std::memory_order_relaxed);
-  if (records) {
+  if (records && code_) {
     run(*code_);
     return true;
   }
@@ -169,10 +179,14 @@ JointProgram::Shown JointProgram::shown() const {
 }
 
 std::vector<torch::jit::GraphFunction*> JointProgram::plain_functions() const {
-  std::vector<torch::jit::GraphFunction*> found = {plain_.get()};
+  std::vector<torch::jit::GraphFunction*> found;
+  if (plain()) {
+    found.push_back(plain());
+  }
   for (const Node* node : all_nodes(*outlined_)) {
-    if (const JointFunction* region = region_of(node)) {
-      found.push_back(region->plain());
+    const JointFunction* region = region_of(node);
+    if (torch::jit::GraphFunction* function = region ? region->plain() : nullptr) {
+      found.push_back(function);
     }
   }
   return found;

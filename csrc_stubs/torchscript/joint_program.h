@@ -23,6 +23,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -46,8 +47,8 @@ class JointProgram final : public OwnedFunction {
   // What calls run that record no gradients, or that no packed graph takes: its own, and those of all
   // regions.
   std::vector<torch::jit::GraphFunction*> plain_functions() const;
-  // The program's own.
-  torch::jit::GraphFunction* plain() const { return plain_.get(); }
+  // The program's own; null before the first call.
+  torch::jit::GraphFunction* plain() const { return made_.load() ? plain_.get() : nullptr; }
   const std::shared_ptr<torch::jit::Graph>& outlined() const { return outlined_; }
   struct Shown {
     std::shared_ptr<torch::jit::Graph> graph;
@@ -59,11 +60,14 @@ class JointProgram final : public OwnedFunction {
   bool has_recorded() const { return has_recorded_.load(); }
 
  private:
+  void make();
   bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
 
-  const std::unique_ptr<torch::jit::GraphFunction> plain_;
-  const std::shared_ptr<torch::jit::Graph> outlined_;
+  const std::shared_ptr<torch::jit::Graph> program_, outlined_;
   std::vector<AttributePath> attributes_;  // tensors of modules
+  std::mutex mutex_;                       // of what the first call makes
+  std::atomic<bool> made_{false};
+  std::unique_ptr<torch::jit::GraphFunction> plain_;
   std::unique_ptr<torch::jit::Code> code_;
   std::atomic<bool> has_recorded_{false};
 };

@@ -95,7 +95,7 @@ const char* state(GraphExecutor& executor, bool training) {
   }
   const JointProgram* program = joint_program_of(*plan.graph);
   if (program && !training) {
-    return state(program->plain()->get_executor(), false);
+    return program->plain() ? state(program->plain()->get_executor(), false) : "";
   }
   if (program && program->packed().empty()) {
     return state(executors_of(program->plain_functions()), training);

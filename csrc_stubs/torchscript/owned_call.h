@@ -20,6 +20,16 @@
 
 namespace tsfuser {
 
+// The name of the function that the interpreter of this thread runs; where it has none that users would
+// know, `otherwise`. What is called in its place has it, so that exceptions tell of the program's functions
+// only.
+inline std::string running_function(const char* otherwise) {
+  const auto calls = torch::jit::currentCallstack();
+  const std::string name = calls.empty() ? "" : calls.back().filename;
+  const bool is_plain = !name.empty() && name.find('.') == std::string::npos;
+  return is_plain ? name : otherwise;
+}
+
 // Such a function: it runs some code in the frame of the interpreter that calls it.
 class OwnedFunction : public torch::jit::Function {
  public:

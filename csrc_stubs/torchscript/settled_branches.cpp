@@ -115,14 +115,6 @@ c10::Symbol held_name() {
   return name;
 }
 
-// The name of the function that the interpreter of this thread runs.
-std::string running_function() {
-  const auto calls = torch::jit::currentCallstack();
-  const std::string name = calls.empty() ? "" : calls.back().filename;
-  const bool is_plain = !name.empty() && name.find('.') == std::string::npos;
-  return is_plain ? name : kName;
-}
-
 }  // namespace
 
 bool requires_gradient(const c10::IValue& value) {
@@ -280,7 +272,7 @@ void SettledBranches::note_name() {
   if (const std::shared_lock<std::shared_mutex> lock(mutex_); !name_.empty()) {
     return;
   }
-  std::string name = running_function();
+  std::string name = running_function(kName);
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   if (name_.empty()) {  // else other threads read it by now
     name_ = std::move(name);

@@ -12,6 +12,8 @@ from tsfuser.frontends.dynamo import watch
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
+#: TorchDynamo parts `p.add_(q, alpha=r)` into ops.
+APART = torch.__version__.startswith("2.11.")
 SHAPES = [(5, 7), (33,), (2, 3, 4), (64, 3), (7,)]
 #: torch compiles no step of these: a line search that calls the program, and sparse gradients. Adafactor
 #: reads numbers from tensors, where TorchDynamo ends a graph, and leaves the loop around it to Python.
@@ -93,7 +95,7 @@ def test_a_step_of_each_optimizer_is_one_graph_of_few_kernels(name, form, more, 
     found = tsfuser.stats()
     assert found["fallbacks"] == found["left_to_python"] == found["graphs_unfused"] == {}
     assert bool(outcomes) == (form != "fused")
-    is_one_op = name == "SGD" and not more and target != "cuda"  # which torch does as fast
+    is_one_op = name == "SGD" and not more and target != "cuda" and not APART  # which torch does as fast
     most = (
         0 if form == "fused" or is_one_op else KERNELS.get(name, 1) * (1 if target == "cuda" else len(ours))
     )
@@ -119,8 +121,8 @@ FACTORS = {"number": -0.3, "tensor": torch.tensor(-0.3), "tensor of ones": torch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_products_that_are_added_in_place_have_the_bits_of_eager_mode(dtype, place):
-    """TorchDynamo writes `prims.fma` for them. A GPU rounds the product of 16-bit factors in between, and so
-    do eager's kernels for processors without such an instruction."""
+    """TorchDynamo writes `prims.fma` for them, that of torch 2.11 products and sums. A GPU rounds the product
+    of 16-bit factors in between, and so do eager's kernels for processors without such an instruction."""
 
     def function(x, y, z):
         a, b = x.clone(), x.clone()
@@ -131,7 +133,7 @@ def test_products_that_are_added_in_place_have_the_bits_of_eager_mode(dtype, pla
     args = [torch.randn(40, 30, device=place, dtype=dtype) for _ in range(3)]
     ours, plain = torch.compile(function, backend="tsfuser")(*args), function(*args)
     for a, b in zip(ours, plain):
-        if place == "cuda" or torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        if place == "cuda" or APART or torch.backends.cpu.get_cpu_capability() == "DEFAULT":
             assert_matches(a, b, ops=2)
         else:
             assert torch.equal(a, b)

@@ -1,6 +1,7 @@
 """Programs in which joint graphs differentiate regions: modules, branches, loops, views, calls of Python."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
-from kit.support import fresh
+from kit.support import fresh, script
 from tsfuser import _C
 from tsfuser.joint.packing import PACKED
 
@@ -413,6 +414,7 @@ def test_a_norms_result_that_a_product_saves_may_leave_a_region(kind, device):
     torch.manual_seed(3)
     module = Normed(kind).to(device)
     scripted = torch.jit.script(copy.deepcopy(module))
+    scripted._c._get_method("forward")._debug_flush_compilation_cache()  # torch shares it by class
     with tsfuser.fuser():
         for _ in range(4):
             x = torch.randn(2, 2, 5, 5, device=device)
@@ -423,6 +425,26 @@ def test_a_norms_result_that_a_product_saves_may_leave_a_region(kind, device):
             )
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
         assert packed(scripted) == 2
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_exception_tells_of_the_programs_function(gradients):
+    text = """def program(x, n: int):
+    y = torch.exp(x) * x
+    y = torch.sin(y) + y
+    assert n != 5, "five"
+    return torch.cat([y, x * 2], n).cos()
+"""
+    scripted, x = script(text), torch.rand(3, 4).requires_grad_(gradients)
+    with tsfuser.fuser():
+        for _ in range(4):
+            scripted(x, 1)
+        for n, said in (5, "five"), (7, "Dimension out of range"):
+            with pytest.raises(Exception, match=said) as found:
+                scripted(x, n)
+            functions = set(re.findall(r", in ([^\s]+)", str(found.value)))
+            assert functions and functions <= {"program", "tsfuser_unfused"}  # a group's fallback
+    assert not gradients or packed(scripted)
 
 
 class Padded(nn.Module):

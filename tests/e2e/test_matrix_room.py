@@ -351,6 +351,9 @@ def test_what_has_room_is_written_over_a_result_with_gaps(device, rows, buffers)
     for _ in range(2):
         (got,) = run(list(given))
     assert_matches(got, middle(*given)[0], middle(*(x.double() for x in given))[0], ops=4)
+    own, _ = allocations(lambda: torch.mm(given[0], given[2].t()), device)
+    if own > (rows * 249 * 2) + 512:
+        pytest.skip("torch's products allocate more than their results on this processor")
     made, _ = allocations(lambda: run(list(given)), device)
     copies, wide, result = 2 * 64 * 256 * 2, rows * 256 * 2, rows * 64 * 2
     zeros = (24 - rows) * 256 * 2 * (buffers - 1)

@@ -46,7 +46,7 @@ def block_inputs(device, dtype=torch.float32, sizes=(3, 5, 17)):
 @pytest.mark.parametrize("function", [composite, primitive, rms_norm])
 def test_a_norm_is_one_group_forward_and_one_backward(device, function, axis=-1):
     inputs = block_inputs(device)
-    scripted = torch.jit.script(function)
+    scripted = fresh(function)
     with tsfuser.fuser():
         out, gradients = train(scripted, [*inputs, axis, 0.0, True], calls=5)
     assert len(groups(scripted)) == 2
