@@ -12,6 +12,7 @@ from kit.compiled_models import MODELS
 from kit.joint_measures import PROGRAMS, attention, classify, compiled, encoder, head, image, operands
 from kit.support import assert_matches, counted
 from tsfuser import options
+from tsfuser.frontends.dynamo.joint_graph import partition
 from tsfuser.frontends.dynamo.typed_joint import divide, translate
 from tsfuser.graph.passes import Pass
 from tsfuser.graph.wrapper import insert
@@ -250,6 +251,56 @@ def test_a_norm_of_a_turned_image_is_saved_as_it_lies(device):
     with typed() as left:
         assert launches() <= before
     assert left == []
+
+
+def items(x, y):
+    """The second of equal ops gives what nothing takes of the first."""
+    first, second = (x * y).max(-1), (x * y).max(-1)
+    pieces = (x.tanh() * y).split(2, -1)[0].exp(), (x.tanh() * y).split(2, -1)[1].sin()
+    return first.values.exp() * (second.indices + 1).sin() + pieces[0].sum(-1) * pieces[1].sum(-1)
+
+
+def sizes(x, y):
+    """Numbers that are computed of sizes, twice."""
+    rows = y.new_ones(x.size(0) * 2).cumsum(0).sum() + y.new_ones(x.size(0) * 2).sin().sum()
+    return x.reshape(x.size(0) * x.size(1)).sin() * rows + x.reshape(x.size(0) * x.size(1)).exp() + y.sum()
+
+
+def twice(x, y):
+    return (x.sin() * y).cumsum(0) * (x.sin() * y).exp(), x.sin(), x.sin().view(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", [items, sizes], ids=lambda f: f.__name__)
+def test_equal_ops_are_computed_once(program, dynamic, device):
+    torch.manual_seed(4)
+    given = [torch.randn(6, 7, device=device, requires_grad=True) for _ in range(2)]
+    todays = compiled(program, given, dynamic=dynamic)[0]
+    with typed():
+        ours = compiled(program, given, dynamic=dynamic)[0]
+    assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
+    assert_trains(program, given, dynamic)
+
+
+def test_equal_ops_are_merged_in_the_typed_graph_only(device, monkeypatch):
+    """And two results stay two tensors. Nothing is merged where the user wants that."""
+    from torch._functorch import config
+
+    def not_here(graph):
+        raise AssertionError("the graph of FX has been merged")
+
+    monkeypatch.setattr(partition, "merge_repeats", not_here)
+    x, y = (torch.randn(6, 5, device=device, requires_grad=True) for _ in range(2))
+    for wanted in (True, False):
+        torch._dynamo.reset()
+        with typed() as left, config.patch(cse=wanted):
+            found = torch.compile(twice, backend="tsfuser", fullgraph=True)(x, y)
+        assert left == []
+        assert len({t.untyped_storage().data_ptr() for t in found}) == 3
+        for ours, theirs in zip(found, twice(x, y)):
+            torch.testing.assert_close(ours, theirs)
+        gradients = [torch.autograd.grad(sum(t.sum() for t in made), (x, y)) for made in (found, twice(x, y))]
+        torch.testing.assert_close(*gradients)
 
 
 def test_what_the_program_changes_is_saved_as_it_was(device):

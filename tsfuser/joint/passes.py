@@ -51,6 +51,7 @@ from ..ops import without_row
 from .copies import copy_inputs
 from .cut import cut
 from .divide import Cut, Written
+from .equal_ops import merge_equal_ops
 from .example_types import note_types
 from .layouts import lay_out_gradients
 from .loss_heads import write_loss_heads
@@ -65,11 +66,14 @@ from .sizes import drop_idle_sums
 
 @dataclass
 class Work:
-    """What the passes share. `keep_inputs`: that of `cut`; `written`: what the backward may compute again;
-    `by_eager`: what eager saves (`Roles.read_directly`); `parts`: what the cut gives."""
+    """What the passes share. `keep_inputs`: that of `cut`; `leave_results`, `merged`: that of
+    `merge_equal_ops`, and what it gives; `written`: what the backward may compute again; `by_eager`: what
+    eager saves (`Roles.read_directly`); `parts`: what the cut gives."""
 
     joint: Joint
     keep_inputs: bool = False
+    leave_results: bool = False
+    merged: dict[int, int] = field(default_factory=dict)
     written: list[Written] = field(default_factory=list)
     by_eager: dict[int, frozenset[int]] = field(default_factory=dict)
     parts: Cut | None = None
@@ -117,6 +121,10 @@ def _read_results(work: Work) -> None:
 
     if read_results(work.joint.graph, is_saved):
         _note_types(work)
+
+
+def _merge_equal_ops(work: Work) -> None:
+    work.merged.update(merge_equal_ops(work.joint, work.leave_results))
 
 
 def _copy_inputs(work: Work) -> None:
@@ -181,7 +189,7 @@ PASSES = (
     Pass("note_eager", _note_eager),
     Pass("lay_out_gradients", lambda work: lay_out_gradients(work.joint.graph)),
     Pass("read_results", _read_results),
-    Pass("merge_equal_ops", lambda work: torch._C._jit_pass_cse(work.joint.graph)),
+    Pass("merge_equal_ops", _merge_equal_ops),
     Pass("pack_operands", lambda work: pack_operands(work.joint.graph)),
     Pass("copy_inputs", _copy_inputs),
     _write(write_norms),

@@ -78,6 +78,8 @@ ASKS = _aten("size dim numel is_floating_point len sym_size sym_numel") | {"tsfu
 #: They fill a tensor with a number; they make one of some numbers.
 FILLS = _aten("full zeros ones scalar_tensor")
 RANGES = _aten("arange linspace eye") | {"prims::iota"}
+#: They make what nobody has written to yet.
+EMPTY = _aten("empty empty_like empty_permuted empty_strided new_empty new_empty_strided")
 #: They make zeros.
 ZEROS = _aten("zeros new_zeros")
 

@@ -120,14 +120,10 @@ def _cut(
 
 
 def _by_typed_joint(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-    from torch._functorch import config
-
     from ..typed_joint.divide import divide
 
     save_offsets(joint)
     sizes_only.forget_values(joint)
-    if config.cse:
-        merge_repeats(joint)
     softmaxes.expand(joint, others_only=True)
     forward, backward = divide(joint, results)
     softmaxes.collapse(forward)

@@ -38,7 +38,14 @@ from .write_back import leaves, write_back
 _COLLECTIVE = ("_c10d_functional", "_dtensor")
 #: The passes before the cut that have something to do here: the others are about ops that torch decomposes,
 #: or about what a program may write to. All types are known at first.
-_TAKEN = ("write_loss_heads", "note_eager", "read_results", "write_norms", "note_written")
+_TAKEN = (
+    "write_loss_heads",
+    "note_eager",
+    "read_results",
+    "merge_equal_ops",
+    "write_norms",
+    "note_written",
+)
 _STEPS = tuple(step for step in PASSES if step.name in _TAKEN)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -49,10 +56,11 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     _check(joint.graph)
     return_inputs(joint.graph)
     translated = translate(partitioners.raise_getitems(joint), results)
-    work = Work(translated.joint, keep_inputs=True)
+    work = Work(translated.joint, keep_inputs=True, leave_results=True)
+    steps = [step for step in _STEPS if config.cse or step.name != "merge_equal_ops"]
     with unset_fake_temporarily():  # else torch looks each tensor without memory up
-        run(work, _STEPS)
-    write_back(translated, joint)
+        run(work, steps)
+    write_back(translated, joint, work.merged)
     written = [w for w in work.written if _lies_alike(w, translated)]
     values = _saved(translated, varies=any(_is_symbolic(n) for n in joint.graph.find_nodes(op="placeholder")))
     saved = list(dict.fromkeys(node for value in values for node in _nodes(value, translated)))

@@ -84,7 +84,7 @@ class _Translator(Translator):
             if isinstance(value, torch._C.Value):
                 nodes.setdefault(value.unique(), []).append(node)
             if isinstance(node.target, torch._ops.OpOverload) and value is not None:
-                made = _maker(value)
+                made = maker(value)
                 calls[outputs(made)[0].unique()] = node, [read(operand) for operand in inputs(made)]
         known = frozenset(v.unique() for node in nodes_in(self.graph) for v in outputs(node))
         return Translated(joint, nodes, calls, known)
@@ -115,7 +115,7 @@ class _Translator(Translator):
         return [self.arguments.of_node(operand) for operand in node.all_input_nodes]
 
 
-def _maker(result: Value | tuple[Value, ...]) -> Node:
+def maker(result: Value | tuple[Value, ...]) -> Node:
     """The node of the op that gives it; of the items of a list, that which gives the list."""
     node = (result[0] if isinstance(result, tuple) else result).node()
     return node.inputsAt(0).node() if node.kind() == UNPACK else node

@@ -6,12 +6,15 @@ for those that passes have written, and other operands where passes have replace
     typed   %y = aten::sub(%x, %mean);  %z = aten::mul(%y, %rstd);  aten::silu_backward(%g, %z)
     becomes sub = sub(x, mean);  mul = mul(sub, rstd);  silu_backward(g, mul)
 
+Nodes of values that are equal to others, and so are gone, lose their readers.
+
 Sizes that a node asks for are numbers where they are known while torch traces, else nodes. Raises Refusal
 where a pass has written what FX has no node for; the FX graph is half changed then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,18 +24,26 @@ from ....errors import Refusal
 from ....graph.wrapper import CONSTANT, LIST, Node, Value, facts, inputs, is_tensor, nodes_in, outputs, schema
 from ....ir.dtypes import DTYPES
 from ..fx.insert import PART, Insert
-from .translate import FOREIGN, Translated, read
+from .translate import FOREIGN, Translated, maker, read
 
 aten = torch.ops.aten
 _BY_CODE = {d.code: getattr(torch, name) for name, d in DTYPES.items() if hasattr(torch, name)}
 _SIZE, _TO = "aten::size", "aten::to"
 
 
-def write_back(translated: Translated, module: fx.GraphModule) -> None:
-    """Changes the module's graph, and notes the new nodes in `translated`."""
+def write_back(translated: Translated, module: fx.GraphModule, merged: Mapping[int, int]) -> None:
+    """Changes the module's graph, and notes the new nodes in `translated`. `merged`: by the numbers
+    of values that are gone, those of what stands for them."""
     writer = _Writer(translated)
+    values = {v.unique(): v for node in nodes_in(translated.joint.graph) for v in outputs(node)}
+    for number, kept in merged.items():
+        if kept in values:
+            writer.take_item(number, values[kept])
     for node in nodes_in(translated.joint.graph):
         writer.write(node)
+    for number, kept in merged.items():
+        if kept in values:
+            writer.merge(number, values[kept])
     if writer.changed:
         module.graph.lint()
         module.recompile()
@@ -55,6 +66,24 @@ class _Writer:
             self.numbers[first] = self._sizes(*inputs(node))
         else:
             self._add(node)
+
+    def take_item(self, number: int, kept: Value) -> None:
+        """Makes the node that takes an item of several results, where nothing has taken it of these."""
+        if number in self.nodes and kept.unique() in self.translated and kept.unique() not in self.nodes:
+            call, _ = self.read[outputs(maker(kept))[0].unique()]
+            item = self.nodes[number][0]
+            with call.graph.inserting_after(call):
+                new = call.graph.call_function(item.target, (call, *item.args[1:]))
+            new.meta = dict(item.meta)
+            self.nodes[kept.unique()] = [new]
+
+    def merge(self, number: int, kept: Value) -> None:
+        """Has all that read the nodes of a value that is gone read another's."""
+        for node in self.nodes.get(number, ()):
+            new = self._argument(kept)
+            if isinstance(new, fx.Node):
+                self.changed = True
+                node.replace_all_uses_with(new)
 
     def _update(self, node: Node, given: fx.Node, before: list[tuple[int, ...]]) -> None:
         """Gives a known node the operands that its typed node has now."""
