@@ -22,12 +22,12 @@ from ..graph.wrapper import Graph, Node, facts, nodes_of
 from .divide import Written
 from .expansions import cast
 from .rules.table import argument
-from .terms import DTYPE_NUMBERS, Term, Writer
+from .softmaxes import statistics
+from .terms import Term, Writer
 
 _KINDS = ("aten::log_softmax", "aten::_log_softmax")
 _GRADIENT = "aten::_log_softmax_backward_data"
 _LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
-_EXACT = ("float32", "float64")
 
 
 def write_loss_heads(graph: Graph) -> list[Written]:
@@ -43,16 +43,12 @@ def _written(node: Node, writer: Writer) -> Iterator[Written]:
     kinds = {reader.kind() for reader, _ in readers}
     if _GRADIENT not in kinds or kinds.isdisjoint(_LOSSES) or not _is_of_classes(dim, logits):
         return
-    dtype, its = logits.facts.dtype, facts(result.type()).dtype
-    if dtype not in DTYPE_NUMBERS or its not in (dtype, "float32"):
-        return
+    its = facts(result.type()).dtype
     writer.place = writer.lines = node
-    wide = logits if dtype in _EXACT else cast(logits, "float32")
-    if wide.facts.dtype != its and its in _EXACT:
+    parts = statistics(logits, dim, its)
+    if parts is None:
         return
-    most = wide.amax([dim], True)
-    shifted = wide - most
-    total = shifted.exp().sum([dim], True)
+    shifted, _, most, total = parts
     made = cast(shifted - total.log(), its)  # torch rounds to 16 bits once, too
     made.value.setType(result.type())
     for reader, place in readers:

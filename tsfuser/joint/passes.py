@@ -15,6 +15,7 @@ In: a `Joint`. Out: a `Cut`. Order of `PASSES`, and why:
                     which saves that, not what it is made of
   copy_inputs       behind note_eager: it asks what eager saves; before the cut, which chooses
   write_norms       behind it: an op that reads a norm twice is one by now
+  write_softmaxes   behind note_types: it asks for sizes
   note_written      types of the nodes that these have written, as the cut counts bytes
   cut               behind all that changes what the backward reads
   round_saved       behind it: it asks what is saved
@@ -62,17 +63,19 @@ from .results import read_results
 from .reverse import Joint
 from .roles import Roles
 from .sizes import drop_idle_sums
+from .softmaxes import is_filled, write_softmaxes
 
 
 @dataclass
 class Work:
-    """What the passes share. `keep_inputs`: that of `cut`; `leave_results`, `merged`: that of
-    `merge_equal_ops`, and what it gives; `written`: what the backward may compute again; `by_eager`: what
-    eager saves (`Roles.read_directly`); `parts`: what the cut gives."""
+    """What the passes share. `keep_inputs`: that of `cut`; `filled`: that of `write_softmaxes`;
+    `leave_results`, `merged`: that of `merge_equal_ops`, and what it gives; `written`: what the backward may
+    compute again; `by_eager`: what eager saves (`Roles.read_directly`); `parts`: what the cut gives."""
 
     joint: Joint
     keep_inputs: bool = False
     leave_results: bool = False
+    filled: Callable[[Value, int], bool] = is_filled
     merged: dict[int, int] = field(default_factory=dict)
     written: list[Written] = field(default_factory=list)
     by_eager: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -125,6 +128,10 @@ def _read_results(work: Work) -> None:
 
 def _merge_equal_ops(work: Work) -> None:
     work.merged.update(merge_equal_ops(work.joint, work.leave_results))
+
+
+def _write_softmaxes(work: Work) -> None:
+    work.written.extend(write_softmaxes(work.joint.graph, work.filled))
 
 
 def _copy_inputs(work: Work) -> None:
@@ -193,6 +200,7 @@ PASSES = (
     Pass("pack_operands", lambda work: pack_operands(work.joint.graph)),
     Pass("copy_inputs", _copy_inputs),
     _write(write_norms),
+    Pass("write_softmaxes", _write_softmaxes),
     Pass("note_written", _note_written),
     Pass("cut", _cut),
     Pass("round_saved", _round_saved),

@@ -124,9 +124,7 @@ def _by_typed_joint(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule
 
     save_offsets(joint)
     sizes_only.forget_values(joint)
-    softmaxes.expand(joint, others_only=True)
     forward, backward = divide(joint, results)
-    softmaxes.collapse(forward)
     sizes_only.read_inputs_instead(backward)
     return forward, backward
 

@@ -44,11 +44,10 @@ def reads_result(node: fx.Node) -> bool:
     return node.target in _GRADIENTS.values()
 
 
-def expand(joint: fx.GraphModule, others_only: bool = False) -> None:
-    """Writes softmaxes as elementwise ops and reductions. `others_only`: those without a gradient."""
+def expand(joint: fx.GraphModule) -> None:
+    """Writes softmaxes as elementwise ops and reductions."""
     for node in [n for n in joint.graph.nodes if n.target in _GRADIENTS]:
-        has_gradient = any(user.target is _GRADIENTS[node.target] for user in node.users)
-        if _is_known(node) and not (others_only and has_gradient):
+        if _is_known(node):
             _expand(node)
     joint.graph.eliminate_dead_code()
     joint.recompile()

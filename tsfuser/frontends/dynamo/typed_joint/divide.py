@@ -12,12 +12,13 @@ gets an error then, as with torch's partitioners. And nobody differentiates the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import fx
 from torch._functorch import config, partitioners
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ....errors import Refusal
 from ....graph.passes import no_collection, run
@@ -44,6 +45,7 @@ _TAKEN = (
     "read_results",
     "merge_equal_ops",
     "write_norms",
+    "write_softmaxes",
     "note_written",
 )
 _STEPS = tuple(step for step in PASSES if step.name in _TAKEN)
@@ -56,7 +58,9 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     _check(joint.graph)
     return_inputs(joint.graph)
     translated = translate(partitioners.raise_getitems(joint), results)
-    work = Work(translated.joint, keep_inputs=True, leave_results=True)
+    work = Work(
+        translated.joint, keep_inputs=True, leave_results=True, filled=partial(_is_filled, translated)
+    )
     steps = [step for step in _STEPS if config.cse or step.name != "merge_equal_ops"]
     with unset_fake_temporarily():  # else torch looks each tensor without memory up
         run(work, steps)
@@ -78,6 +82,12 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     keep_unrounded(backward, [made for made, _ in pairs])
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     return partitioners.raise_getitems(forward), partitioners.raise_getitems(backward)
+
+
+def _is_filled(translated: Translated, value: Value, dim: int) -> bool:
+    """Whether it has elements along that dim, for all sizes that the graph is for."""
+    nodes = translated.nodes.get(value.unique())
+    return nodes is not None and statically_known_true(nodes[0].meta["val"].shape[dim] > 0)
 
 
 def _lies_alike(written: Written, translated: Translated) -> bool:
