@@ -57,6 +57,15 @@ def test_an_order_edge_keeps_two_clusters_apart():
     assert clusters(items) == [[0], [2]]
 
 
+def test_an_item_joins_what_reads_it_not_what_it_only_comes_after():
+    """A cast that has to come behind a norm, and is read behind a product of that norm's."""
+    rows = [((1000,), "cpu", ()), ((0,), None, ()), ((1001,), "cpu", (0,)), ((1, 2), "cpu", ())]
+    items = program(rows)
+    assert clusters(items) == [[0, 2], [3]]
+    items[2] = items[2]._replace(held=frozenset((0,)))
+    assert clusters(items) == [[0], [2, 3]]
+
+
 def test_what_must_be_in_memory_is_made_by_another_cluster():
     """The last node looks elements up in what the second makes; the first is read by both."""
     items = program([((1000,), "cpu", ()), ((0,), "cpu", ()), ((1, 0), "cpu", ())])

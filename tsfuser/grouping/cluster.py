@@ -38,7 +38,7 @@ class Item(NamedTuple):
     arguments of a kernel. `makes`: value id -> its uses, not counting those that ask for sizes. `meets`:
     value ids over which siblings may be merged; `near`: those of them over which they are only if no item
     that `parts` stands between. `apart`: positions, among those `after` which it comes, with which it must
-    not share a cluster."""
+    not share a cluster. `held`: those that it only comes after, and reads nothing of."""
 
     after: tuple[int, ...]
     device: str | None = None
@@ -49,6 +49,7 @@ class Item(NamedTuple):
     apart: tuple[int, ...] = ()
     near: tuple[int, ...] = ()
     parts: bool = False
+    held: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +98,8 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
             unit.reads[v] = unit.reads.get(v, 0) + 1
         unit.makes = {v: uses for v, uses in item.makes if uses}
         unit.apart = [units[p] for p in item.apart]
-        unit = _join(unit, item, readers, horizontal, parted)
+        read = [units[p].root() for p in item.after if p not in item.held]
+        unit = _join(unit, item, read, readers, horizontal, parted)
         if item.loose and unit.members == [i]:
             unit.device = None
         elif not unit.bits:
@@ -109,11 +111,17 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
     return sorted((sorted(u.members) for u in found.values()), key=lambda members: members[-1])
 
 
-def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: bool, parted: int) -> _Unit:
-    """Merges the new unit with all clusters that it can be merged with; returns the result."""
-    producers = sorted(
-        {id(u): u for u in unit.before if u.device == item.device}.values(), key=lambda u: -u.last
-    )
+def _join(
+    unit: _Unit,
+    item: Item,
+    read: list[_Unit],
+    readers: dict[int, list[_Unit]],
+    horizontal: bool,
+    parted: int,
+) -> _Unit:
+    """Merges the new unit with all clusters that it can be merged with; returns the result. `read`: those of
+    its producers."""
+    producers = sorted({id(u): u for u in read if u.device == item.device}.values(), key=lambda u: -u.last)
     for other in producers:
         unit = _merge(unit, other.root())
     if not horizontal or (item.loose and unit.bits == 0):

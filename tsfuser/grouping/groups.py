@@ -277,8 +277,9 @@ class _Block:
         for i, node in enumerate(self.nodes):
             verdict = self.verdicts[i]
             read = [(key, v) for key, v in zip(self.read[i], self.operands[i]) if not is_tensor_list(v)]
-            after = {self.maker[key] for key, _ in read if key in self.maker}
-            after.update(self.order.get(i, ()))
+            made_by = {self.maker[key] for key, _ in read if key in self.maker}
+            held = frozenset(self.order.get(i, ())) - made_by
+            after = made_by | held
             if verdict.reason is not None:
                 items.append(Item(tuple(after), parts=self._is_run_by_torch(i)))
                 continue
@@ -290,7 +291,17 @@ class _Block:
             meets = () if joins else tuple([key for key, v in read if self._is_worth_sharing(v)])
             apart, near = lookups.apart(i, node), self._small_ones(i, meets)
             items.append(
-                Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart, near)
+                Item(
+                    tuple(sorted(after)),
+                    verdict.device,
+                    verdict.loose,
+                    reads,
+                    makes,
+                    meets,
+                    apart,
+                    near,
+                    held=held,
+                )
             )
         return items
 
