@@ -82,6 +82,7 @@ ALLOWED = {
         "_autocast_to_reduced_precision _autocast_to_full_precision",
         "torch's marks of autocast, which become casts",
     ),
+    "tsfuser/joint/casts.py": ("to _to_copy", "the casts that it writes, and of which"),
     "tsfuser/joint/cut.py": (
         "softmax _softmax log_softmax _log_softmax",
         "what walks over rows, like its gradient",

@@ -41,6 +41,7 @@ from ..graph.wrapper import (
     use_count,
 )
 from .behind import leave_behind
+from .casts import write_as_copies
 from .divide import Copy, Cut, part
 from .example_types import note_types
 from .expansions import expand
@@ -89,6 +90,7 @@ def pack(
         draw_again(parts, again)
     ask_early(parts.forward)
     keep_writers(parts.forward, elements_read)
+    write_as_copies(parts.forward)
     packed = _packed(parts, again)
     behind.write(packed)
     if len(graph_outputs(packed)) != 1:
