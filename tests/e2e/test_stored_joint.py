@@ -111,6 +111,64 @@ def test_a_second_process_makes_no_joint_graph(made, function, sizes):
             assert_matches(found, eagers, ops=200)
 
 
+class Scaled(torch.nn.Module):
+    """Some of its ops stand in a loop or branch; two norms update the same statistics."""
+
+    __constants__ = ["scale", "dim"]
+
+    def __init__(self, scale: float, dim: int):
+        super().__init__()
+        self.scale, self.dim = scale, dim
+        self.norm, self.weight = torch.nn.BatchNorm1d(5), torch.nn.Parameter(torch.linspace(1, 2, 5))
+
+    def forward(self, x: Tensor, y: Tensor, n: int):
+        for k in range(n):
+            x = self.norm(torch.tanh(x * self.weight) + k) * y
+        if n > 2:
+            x = torch.sin(x * self.scale).exp()
+        return (x * y).sum(self.dim).relu()
+
+
+@pytest.fixture
+def outlined(monkeypatch):
+    """How often regions have been made anew."""
+    seen, real = [], joint_door._regions
+
+    def make(graph):
+        seen.append(real(graph))
+        return seen[-1]
+
+    monkeypatch.setattr(joint_door, "_regions", make)
+    return seen
+
+
+def test_regions_are_read_by_a_second_process(outlined):
+    """That of the same program only. A program without regions has none in the second process, too."""
+
+    def once(make, *more):
+        tsfuser.reset()
+        torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+        mine, eager = make(), make()
+        called = fresh(mine) if mine is eager else torch.jit.script(mine)
+        outlined.clear()
+        with tsfuser.fuser():
+            for _ in range(4):
+                found, wanted = ([f(*given, *more) for given in [operands()]][0] for f in (called, eager))
+                assert_matches(found, wanted, ops=100)
+        if isinstance(eager, torch.nn.Module):
+            torch.testing.assert_close(list(mine.buffers()), list(eager.buffers()), rtol=1e-4, atol=1e-5)
+        return len(outlined)
+
+    programs = [(lambda: Scaled(2.0, 0), 3), (lambda: Scaled(2.0, 1), 3), (lambda: Scaled(3.0, 0), 3)]
+    programs += [(lambda: norm,), (lambda: sorted_only,)]
+    assert [once(*program) for program in programs] == [1] * 5
+    assert not any(once(*program) for program in programs)
+
+
+def sorted_only(x: Tensor, y: Tensor):
+    return torch.sort(x)[0]
+
+
 def test_numbers_that_have_to_be_constants_are_kept(made):
     def f(x: Tensor, y: Tensor, dim: int):
         return (x * 2).sum(dim) * y.sum()

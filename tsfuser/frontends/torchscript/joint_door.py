@@ -56,7 +56,7 @@ _CHUNK, _DTYPE, _DEVICE = "prim::ConstantChunk", "prim::dtype", "prim::device"
 
 def regions(graph: Graph) -> Graph | None:
     """The program with regions; None where it has none. `graph` is changed."""
-    return _guarded("joint_regions", graph, lambda: _regions(graph))
+    return _guarded("joint_regions", graph, lambda: _known_or_outlined(graph))
 
 
 def joint_graph(
@@ -78,6 +78,18 @@ def _guarded(name: str, graph: Graph, make: Callable[[], Graph | None]) -> Graph
     except Exception as error:
         failures.gave_up(name, error, failures.line_of(graph))
     return None
+
+
+def _known_or_outlined(graph: Graph) -> Graph | None:
+    """The program with regions, from disk where a process has made it."""
+    stored = _place_of("joint_regions", graph)
+    found = stored.find() if stored else None
+    if found is not None:
+        return found.graphs[0] if found.graphs else None
+    made = _regions(graph)
+    if stored:
+        stored.keep(Made([made] if made else []))
+    return made
 
 
 def _regions(graph: Graph) -> Graph | None:
@@ -130,11 +142,15 @@ def _known_or_made(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any])
 
 
 def _place(graph: Graph, wanted: Sequence[bool], numbers: Sequence[Any]) -> Place | None:
-    """None where an op of another library could tell of its results in Python, which no key holds."""
+    given = (list(map(bool, wanted)), list(numbers), _autocast(graph), torch._C._get_default_device())
+    return _place_of("joint_graph", graph, given)
+
+
+def _place_of(name: str, graph: Graph, given: Any = ()) -> Place | None:
+    """None where an op of another library could tell of its results or writes, which no key holds."""
     if any(node.kind().partition("::")[0] not in _OWN for node in all_nodes(graph)):
         return None
-    given = (list(map(bool, wanted)), list(numbers), _autocast(graph), torch._C._get_default_device())
-    return stored_passes.place_of("joint_graph", [graph], given, changed=True)
+    return stored_passes.place_of(name, [graph], given, changed=True)
 
 
 def _autocast(graph: Graph) -> list[tuple[str, bool, torch.dtype]]:
