@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from .table import rule, structural
+from .table import is_whole, rule, structural
 
 _REDUCED = {0: "none", 1: "mean", 2: "sum"}
 
 
-def _both(kind, *names):
-    """`self` and `target` have gradients of opposite signs."""
+def _both(kind):
+    """What the loss is symmetric in, `self` and `target`, have gradients by the same op. It takes no whole
+    numbers in the first place."""
 
     @rule(f"aten::{kind}", of="self target", broadcasts=True)
     def write(grad, self, target, reduction, beta=None, delta=None):
+        def of(one, other):
+            if is_whole(one):
+                return None
+            return grad.writer(f"aten::{kind}_backward", grad, one, other, reduction, *more)
+
         more = [n for n in (beta, delta) if n is not None]
-        by_self = grad.writer(f"aten::{kind}_backward", grad, self, target, reduction, *more)
-        return by_self, -by_self
+        return of(self, target), of(target, self)
 
 
 for _kind in ("mse_loss", "smooth_l1_loss", "huber_loss"):

@@ -12,7 +12,7 @@ import torch
 
 from ...errors import Refusal
 from ..terms import DTYPE_NUMBERS
-from .table import broadcasting, rule, structural
+from .table import broadcasting, is_whole, rule, structural
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 _ROOT_OF_PI = math.sqrt(math.pi)
@@ -342,6 +342,8 @@ def addcmul(grad, tensor1, tensor2, value):
 
 @broadcasting("aten::addcdiv", of="self tensor1 tensor2")
 def addcdiv(grad, tensor1, tensor2, value):
+    if is_whole(tensor2):
+        raise Refusal("a derivative that divides in place by whole numbers is an error in eager")
     return grad, grad * (value / tensor2), -grad * (tensor1 / (tensor2 * tensor2) * value)
 
 

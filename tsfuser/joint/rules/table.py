@@ -25,7 +25,7 @@ from typing import Any
 from ...errors import Refusal
 from ...graph.effects import PURE, effect
 from ...graph.wrapper import LIST, Value, constant_of, inputs, is_constant, is_tensor
-from ..terms import Term, Writer
+from ..terms import DTYPE_NUMBERS, Term, Writer
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,11 @@ def known_rank(value: Term) -> int:
     if value.facts.rank is None:
         raise Refusal("the number of dims is not known, which a derivative needs")
     return value.facts.rank
+
+
+def is_whole(value: Term) -> bool:
+    """Whether the tensor has whole numbers, or bools."""
+    return value.facts.dtype is not None and value.facts.dtype not in DTYPE_NUMBERS
 
 
 def argument(writer: Writer, value: Value | None) -> Any:
