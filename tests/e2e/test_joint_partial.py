@@ -242,9 +242,10 @@ def test_a_result_of_bools_that_is_only_asked_for_its_dtype(op):
             torch.testing.assert_close(found, torch.autograd.grad(eager(x, c, 2).sum(), x))
 
 
-OF_TWO = """logaddexp logaddexp2 atan2 pow hypot fmod remainder xlogy add mul div sub rsub maximum minimum fmax fmin
-copysign float_power special.xlog1py nn.functional.mse_loss nn.functional.smooth_l1_loss nn.functional.l1_loss
-nn.functional.huber_loss nn.functional.binary_cross_entropy nn.functional.binary_cross_entropy_with_logits
+OF_TWO = """logaddexp logaddexp2 atan2 pow hypot fmod remainder xlogy add mul div sub rsub maximum minimum
+fmax fmin copysign float_power special.xlog1py nn.functional.mse_loss
+nn.functional.smooth_l1_loss nn.functional.l1_loss nn.functional.huber_loss
+nn.functional.binary_cross_entropy nn.functional.binary_cross_entropy_with_logits
 nn.functional.kl_div nn.functional.soft_margin_loss""".split()
 OF_THREE = ["addcdiv(x, x, c)", "addcdiv(c, x, x)", "addcdiv(x, c, x)", "addcmul(x, x, c)", "lerp(x, x, c)"]
 MIXED = [f"{op}({given})" for op in OF_TWO for given in ("x, c", "c, x")] + OF_THREE

@@ -375,7 +375,7 @@ class Checked(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
 
     def forward(self, x: Tensor, other: Optional[Tensor] = None):
         h = F.dropout(torch.tanh(self.linear(x)), 0.0, self.training)
@@ -398,22 +398,22 @@ def test_the_first_call_of_a_size_is_fused_where_only_dims_are_counted(device, t
     module = Checked().to(device).train(training)
     scripted = scripted_anew(copy.deepcopy(module))
     with tsfuser.fuser(), torch.set_grad_enabled(training):
-        for size in [(8, 6)] * 4 + [(4, 7, 6)] * 4:
+        for size in [(8, 16)] * 4 + [(4, 8, 16)] * 4:
             compare(scripted, module, torch.randn(size, device=device))
-        for size in (9, 6), (4, 8, 6), (3, 9, 6), (2, 6):
+        for size in (24, 16), (4, 16, 16), (12, 24, 16), (4, 16):  # each as wide accesses as before
             x = torch.randn(size, device=device)
             with counted() as rise:
                 found = scripted(x)
             torch.testing.assert_close(found, module(x))
             assert rise["launches"]
-        for size in (9, 6), (4, 8, 6):
+        for size in (9, 16), (4, 7, 16):
             compare(scripted, module, torch.randn(size, device=device), torch.randn(size, device=device))
         for f in scripted, module:
             with pytest.raises(Exception, match="five"):
-                f(torch.randn(4, 5, 6, device=device))
+                f(torch.randn(4, 5, 16, device=device))
             if training:
                 with pytest.raises(Exception, match="more than 1 value per channel"):
-                    f(torch.randn(1, 6, device=device))
+                    f(torch.randn(1, 16, device=device))
 
 
 @pytest.mark.parametrize("text", ["x.squeeze(1)", "x.sum(1).squeeze()", "x[:, : x.size(1)].squeeze(1)"])

@@ -120,7 +120,7 @@ def _cases(named, gradients, shared):
 
 def plain(source):
     """`f` of the source, as Python."""
-    space = {"torch": torch, "Tensor": torch.Tensor}
+    space = {"torch": torch, "Tensor": torch.Tensor, "List": list}
     exec(source, space)
     return space["f"]
 

@@ -15,6 +15,7 @@ one order, though only dims of one element hide that one is channels-last and th
 """
 
 import contextlib
+import math
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -144,10 +145,14 @@ def _of_batch_norm(func, args, kwargs, outs):
     return [_of_channels(outs[2], x) * x.abs().mean(_but_channels(x), True)]
 
 
+def _by_group(x, groups):
+    return x.reshape(len(x), groups, math.prod(x.shape[1:]) // groups)  # -1 is nothing of no elements
+
+
 def _of_group_norm(func, args, kwargs, outs):
     x, groups = args[0], args[6]
     return [
-        (outs[2][..., None] * x.abs().reshape(len(x), groups, -1))
+        (outs[2][..., None] * _by_group(x, groups).abs())
         .mean(2, True)
         .expand(-1, -1, x.size(1) // groups)
         .reshape(*x.shape[:2], *[1] * (x.dim() - 2))
@@ -167,7 +172,7 @@ def _of_batch_norm_backward(func, args, kwargs, outs):
 
 def _of_group_norm_backward(func, args, kwargs, outs):
     grad, x, mean, rstd, groups = *args[:4], args[8]
-    grad, rows = (v.reshape(len(x), groups, -1) for v in (grad, x))
+    grad, rows = (_by_group(v, groups) for v in (grad, x))
     hat = (rows - mean[..., None]) * rstd[..., None]
     found = _of_normal_backward(grad, hat, rstd[..., None], [2])
     return [m.expand_as(rows).reshape(x.shape) for m in found]

@@ -15,6 +15,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 
+from ..errors import Refusal
 from ..graph.wrapper import Graph, Node, inputs, nodes_of, outputs, refine, schema
 from .autocast import FULL, REDUCED, cast_to
 from .rules.table import argument, known_rank, structural
@@ -155,13 +156,21 @@ def max_pool3d(self, kernel_size, stride, padding, dilation, ceil_mode):
 @expansion("aten::max_pool1d")
 def max_pool1d(self, kernel_size, stride, padding, dilation, ceil_mode):
     """As a pooling of images of one row."""
-    windows = [[1, *kernel_size], [1, *(stride or kernel_size)], [0, *padding], [1, *dilation]]
+    windows = _of_images(kernel_size, stride, padding) + [[1, *structural(dilation, _WINDOW)]]
     return self.unsqueeze(-2).max_pool2d_with_indices(*windows, ceil_mode)[0].squeeze(-2)
+
+
+_WINDOW = "a window of a pooling"
+
+
+def _of_images(kernel_size, stride, padding):
+    kernel_size, stride, padding = (structural(v, _WINDOW) for v in (kernel_size, stride, padding))
+    return [[1, *kernel_size], [1, *(stride or kernel_size)], [0, *padding]]
 
 
 @expansion("aten::avg_pool1d")
 def avg_pool1d(self, kernel_size, stride, padding, ceil_mode, count_include_pad):
-    windows = [[1, *kernel_size], [1, *(stride or kernel_size)], [0, *padding]]
+    windows = _of_images(kernel_size, stride, padding)
     return self.unsqueeze(-2).avg_pool2d(*windows, ceil_mode, count_include_pad, None).squeeze(-2)
 
 
@@ -184,6 +193,8 @@ def adaptive_max_pool1d(self, output_size):
 def prelu(self, weight):
     """A weight of several elements is one for each channel, dim 1."""
     rank = known_rank(self)
+    if known_rank(weight) > 1:
+        raise Refusal("a prelu with a weight of several dims is an error in eager")
     if known_rank(weight) == 0 or rank < 2:
         return self._prelu_kernel(weight.reshape([1] * rank))
     return self._prelu_kernel(weight.reshape([1, -1] + [1] * (rank - 2)))
@@ -201,12 +212,15 @@ _extreme("aten::min", "aten::minimum")
 
 @expansion("aten::float_power")
 def float_power(self, exponent):
-    double = [
-        v.writer("aten::to", v, DTYPE_NUMBERS["float64"], False, False) if _is_tensor(v) else float(v)
-        for v in (self, exponent)
-    ]
+    def double(value):
+        if not isinstance(value, Term):
+            return float(value)
+        if not value.is_tensor:
+            return value.writer("aten::Float", value)
+        return value.writer("aten::to", value, DTYPE_NUMBERS["float64"], False, False)
+
     writer = self.writer if isinstance(self, Term) else exponent.writer
-    return writer("aten::pow", *double)
+    return writer("aten::pow", double(self), double(exponent))
 
 
 # ---- pads, parts
@@ -236,6 +250,8 @@ def tile(self, dims):
 @expansion("aten::take_along_dim")
 def take_along_dim(self, indices, dim):
     """In a dim negative indices count from the end. Eager saves what they become, and not the operand."""
+    if indices.facts.dtype != "int64":
+        raise Refusal("take_along_dim by other indices than int64 is an error in eager")
     if dim is None:
         return self.reshape([-1]).gather(0, indices.reshape([-1]))
     if indices.value.node().kind() == "aten::where":

@@ -12,8 +12,8 @@ from ..errors import Refusal
 from ..graph.wrapper import LIST, inputs
 from .expansions import cast, expansion
 from .node_facts import PARAM, root, row_major
-from .rules.table import known_rank, structural
-from .terms import Term
+from .rules.table import argument, known_rank, structural
+from .terms import DTYPE_NUMBERS, Term
 
 #: Of these eager saves a copy of the operand, where that has gaps or another order.
 COPIED = frozenset(("aten::group_norm", "aten::instance_norm"))
@@ -32,11 +32,15 @@ def rms_norm(input, normalized_shape, weight, eps):
     wanted = _items(normalized_shape)
     dims = [-d for d in range(len(wanted), 0, -1)]
     dtype, device, _ = input.facts
-    if dtype is None:
+    if dtype not in DTYPE_NUMBERS:
         return None
     given, input = input, _checked(input, wanted)
     if eps is None:
         eps = torch.finfo(getattr(torch, _WIDE.get(dtype, dtype))).eps
+    if weight is not None:
+        if known_rank(weight) != len(wanted):
+            raise Refusal("a norm with a weight of other dims is an error in eager")
+        weight = _checked(weight, wanted)
     is_one = weight is None or weight.facts.dtype == dtype
     wide = input if is_one and device != "cpu" else cast(input, _WIDE.get(dtype, dtype))
     wide = input.writer("tsfuser::in_format_of", wide, given)  # a view may have other strides
@@ -47,8 +51,14 @@ def rms_norm(input, normalized_shape, weight, eps):
 def _items(sizes):
     """The sizes of a list: numbers, or terms where the program computes them."""
     if isinstance(sizes, Term) and sizes.value.node().kind() == LIST:
-        return [Term(sizes.writer, value) for value in inputs(sizes.value.node())]
-    return structural(sizes, "the sizes of a norm")
+        made = [argument(sizes.writer, value) for value in inputs(sizes.value.node())]
+    else:
+        made = structural(sizes, "the sizes of a norm")
+    for size in made:
+        asked = isinstance(size, Term) and size.value.node().kind() in ("aten::size", "aten::__getitem__")
+        if not (asked or isinstance(size, int) and size >= 0):  # to a view -1 is the size that is left
+            raise Refusal("sizes of a norm that may be negative, which is an error in eager")
+    return made
 
 
 def _checked(input, wanted):

@@ -52,7 +52,8 @@ from .rules import RULES
 REGION = "tsfuser::joint_region"
 RAISE = "prim::RaiseException"
 MOST_DELAYED = 1000  # nodes: it takes time to look for what reads them
-FEWEST = 2  # ops with a derivative, besides views: a node of autograd costs as much as they do
+#: Ops with a derivative, besides views: a node of autograd costs as much as they do.
+FEWEST = 2
 
 _PRIM = frozenset(
     f"prim::{name}" for name in "ListConstruct ListUnpack NumToTensor BroadcastSizes dtype device".split()
@@ -61,12 +62,13 @@ _WITHOUT_GRADIENT = without_row.FLAT | without_row.LIKE_SELF | without_row.ZEROS
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType", "NoneType", "DeviceObjType"))
 
 
-def outline(graph: Graph, effects: Effects) -> int:
-    """Makes the regions of a graph, which is changed. How many there are. A region has to know what the
-    program may write to where it is to keep what it is given. A list whose items the program changes is in
-    no region: the graph of a call would have it as a constant, which all calls share."""
+def outline(graph: Graph, effects: Effects, fewest: int = FEWEST) -> int:
+    """Makes the regions of a graph, which is changed. How many there are, each of at least `fewest` ops. A
+    region has to know what the program may write to where it is to keep what it is given. A list whose items
+    the program changes is in no region: the graph of a call would have it as a constant, which all calls
+    share."""
     is_written = effects.is_written
-    found = [run for block in all_blocks(graph) for run in _runs(block, effects)]
+    found = [run for block in all_blocks(graph) for run in _runs(block, effects, fewest)]
     results: dict[int, bool] = {}
 
     def may_be_written(value: Value) -> bool:  # the analysis does not know results of regions
@@ -78,7 +80,7 @@ def outline(graph: Graph, effects: Effects) -> int:
         for node in run.nodes:
             node.moveBefore(run.end)
         nodes = _without_strangers(run.nodes)
-        if sum(map(_counts, nodes)) >= FEWEST:
+        if sum(map(_counts, nodes)) >= fewest:
             results |= _make(graph, nodes, may_be_written)
             made += 1
     return made
@@ -98,7 +100,8 @@ class _Run:
 class _Runs:
     """The runs of a block, whose nodes are added in order."""
 
-    def __init__(self, effects: Effects):
+    def __init__(self, effects: Effects, fewest: int):
+        self._fewest = fewest
         self.found: list[_Run] = []
         self._is_written, self._is_changed = effects.is_written, effects.is_changed
         self._begin([])
@@ -154,7 +157,11 @@ class _Runs:
                 waiting += inputs(maker)
         later = [n for n in self._nodes if n not in needed]
         counted = [n for n in needed if _counts(n)]  # too few are left to torch's autograd
-        if len(counted) < FEWEST and any(map(_is_of_groups, counted)) or not any(map(_gives_tensors, later)):
+        if (
+            len(counted) < self._fewest
+            and any(map(_is_of_groups, counted))
+            or not any(map(_gives_tensors, later))
+        ):
             return []
         if draws(node) and any(map(draws, later)):
             return []
@@ -165,8 +172,8 @@ class _Runs:
         return any(holds_tensors(v) and self._is_written(v) for v in [*inputs(node), *outputs(node)])
 
 
-def _runs(block: Block | Graph, effects: Effects) -> list[_Run]:
-    runs = _Runs(effects)
+def _runs(block: Block | Graph, effects: Effects, fewest: int) -> list[_Run]:
+    runs = _Runs(effects, fewest)
     for node in nodes_in(block):
         runs.add(node)
     runs.end(end_of(block))

@@ -58,16 +58,24 @@ class Term:
     def __neg__(self) -> Term:
         return self.writer("aten::neg", self)
 
+    # No overload takes a number and then a tensor.
+    def _is_number_before(self, other) -> bool:
+        return isinstance(other, Term) and other.is_tensor and not self.is_tensor
+
     def __add__(self, other) -> Term:
-        return self.writer("aten::add", self, other)
+        return other + self if self._is_number_before(other) else self.writer("aten::add", self, other)
 
     def __sub__(self, other) -> Term:
-        return self.writer("aten::sub", self, other)
+        return (
+            other.__rsub__(self) if self._is_number_before(other) else self.writer("aten::sub", self, other)
+        )
 
     def __mul__(self, other) -> Term:
-        return self.writer("aten::mul", self, other)
+        return other * self if self._is_number_before(other) else self.writer("aten::mul", self, other)
 
     def __truediv__(self, other) -> Term:
+        if self._is_number_before(other):
+            return other.__rtruediv__(self)
         return self.writer("aten::div", self, other)
 
     def __rsub__(self, other) -> Term:

@@ -121,6 +121,8 @@ def _avg_pool_backward(count: int) -> None:
     )
     def evaluate(b: Builder, grad_output, self) -> Value:
         """The gradient of adaptive_avg_pool: each element of a window gets its share"""
+        if len(self.dims) not in (count + 1, count + 2) or len(grad_output.dims) != len(self.dims):
+            raise Refusal(f"{name} of so many dims is an error in eager")
         dims = _windows(b, name, b.sizes(self), b.sizes(grad_output)[-count:])
         shares = mean_shares(b, grad_output, dims, True, None)
         return _in_eagers_format(b, gathered(b, name, grad_output, b.sizes(self), self, dims, shares), self)

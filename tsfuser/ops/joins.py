@@ -144,6 +144,9 @@ def _rolled(b: Builder, value: Value, dim: int, shift: sz.Size) -> Value:
     return made
 
 
+_MOST_ROLLED = 2**62 - 1  # what torch hands on as a number, and not as a symbol
+
+
 @composite("aten::roll", dtypes=ALL, sizes="first", symbolic=("shifts",), fixed=("dims",), moves=True)
 def roll(b: Builder, self, shifts: list, dims: Sequence[int] = ()) -> Value:
     """`self` with its elements shifted along `dims`, or as one dim; what leaves at an end comes in at the
@@ -153,6 +156,9 @@ def roll(b: Builder, self, shifts: list, dims: Sequence[int] = ()) -> Value:
         return b.copied(_copy(b, "roll", self), self)
     if len(shifts) != len(dims or (0,)):
         raise Refusal("roll by another number of shifts than there are dims is an error in eager")
+    for shift in map(sz.as_size, shifts):
+        if b.call.decide(sz.lt(_MOST_ROLLED, shift)) or b.call.decide(sz.lt(shift, -_MOST_ROLLED)):
+            raise Refusal("roll by more than torch takes is an error in eager")
     made = self
     if not dims:
         flat = reshaped(b, "roll", self, [sz.product(sizes)])

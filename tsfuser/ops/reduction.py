@@ -273,6 +273,8 @@ def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: i
     if math.isnan(order):
         raise Refusal("a norm whose order is not a number")
     if order != 2:
+        if abs(order) > register.largest:
+            raise Refusal(f"a norm whose order is no number of {register}")
         power = b.pointwise("pow", (size, b.literal(float(order))), register)
         summed = b.reduce("sum", "sum", power, dims, keepdim, register)
         return b.pointwise("pow", (summed, b.literal(1.0 / order)), wanted, name="norm")

@@ -11,6 +11,7 @@ import math
 import torch
 
 from ...errors import Refusal
+from ...ir.dtypes import DTYPES
 from ..terms import DTYPE_NUMBERS
 from .table import broadcasting, is_whole, rule, structural
 
@@ -84,6 +85,14 @@ def _one_operand() -> None:
 
 
 _one_operand()
+
+
+def _within(number, dtype):
+    """The number, which eager's derivative casts. Raises Refusal where that overflows, an error in eager."""
+    number = structural(number, "a factor")
+    if DTYPES[dtype].largest < abs(number) < math.inf:
+        raise Refusal(f"a derivative with a number beyond {dtype} is an error in eager")
+    return number
 
 
 @rule("aten::neg")
@@ -196,6 +205,7 @@ def selu(grad, self):
 
 @rule("aten::celu")
 def celu(grad, self, alpha):
+    alpha = _within(alpha, "float32")
     return grad.elu_backward(alpha, 1, 1 / alpha, False, self)
 
 
@@ -261,7 +271,7 @@ def pow_(grad, self, exponent, result):
         by_base = grad * (self ** (exponent - 1) * exponent)
         is_zero = grad.writer("aten::scalar_tensor", exponent, dtype=DTYPE_NUMBERS["float64"]) == 0
         return is_zero.where(0, by_base), None
-    self, exponent = _as_tensor(self, grad), _as_tensor(exponent, grad)
+    self, exponent = _as_tensor(self), _as_tensor(exponent)
     _not_bool(exponent)
     by_base = (exponent == 0).where(0, grad * (exponent * self ** (exponent - 1)))
     flat = (self == 0) & (exponent >= 0)
@@ -274,11 +284,13 @@ def _power_of_number(grad, self, exponent, result):
     return None, grad * (result * (math.log(self) if self > 0 else math.nan))
 
 
-def _as_tensor(value, grad):
-    """A number as a tensor without dims."""
-    if getattr(value, "is_tensor", False):
-        return value
-    return grad.writer("aten::scalar_tensor", value, dtype=grad.writer.dtype_of(grad))
+def _as_tensor(value):
+    """A number that the program computes as a tensor without dims, whatever it is."""
+    return (
+        value
+        if value.is_tensor
+        else value.writer("aten::scalar_tensor", value, dtype=DTYPE_NUMBERS["float64"])
+    )
 
 
 @broadcasting("aten::atan2", of="self other")
@@ -299,17 +311,21 @@ def copysign(grad, self, result):
 def xlogy(grad, self, other):
     if not getattr(self, "is_tensor", False):
         return None, grad * self / other
-    flat = self == 0
-    flat = flat & (_as_tensor(other, grad) <= 0)
-    return flat.where(0, grad.xlogy(other)), grad * self / other
+    return _unless_flat(grad.xlogy(other), self, other, 0), grad * self / other
 
 
 @broadcasting("aten::special_xlog1py", of="self other")
 def xlog1py(grad, self, other):
     if not getattr(self, "is_tensor", False):
         return None, grad * self / (other + 1)
-    flat = (self == 0) & (_as_tensor(other, grad) <= -1)
-    return flat.where(0, grad.special_xlog1py(other)), grad * self / (other + 1)
+    return _unless_flat(grad.special_xlog1py(other), self, other, -1), grad * self / (other + 1)
+
+
+def _unless_flat(slope, self, other, limit):
+    """0 where `self` is 0 and `other` is up to the limit."""
+    if isinstance(other, (int, float)):
+        return (self == 0).where(0, slope) if other <= limit else slope
+    return ((self == 0) & (_as_tensor(other) <= limit)).where(0, slope)
 
 
 @broadcasting("aten::hypot", of="self other")
@@ -344,6 +360,8 @@ def addcmul(grad, tensor1, tensor2, value):
 def addcdiv(grad, tensor1, tensor2, value):
     if is_whole(tensor2):
         raise Refusal("a derivative that divides in place by whole numbers is an error in eager")
+    if tensor2.facts.dtype in ("float16", "bfloat16", "float32"):
+        value = _within(value, tensor2.facts.dtype)
     return grad, grad * (value / tensor2), -grad * (tensor1 / (tensor2 * tensor2) * value)
 
 

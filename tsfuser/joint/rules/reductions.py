@@ -13,7 +13,7 @@ def _dims(self, dim):
     rank = known_rank(self)
     if dim is None or dim == []:
         return list(range(rank))
-    chosen = dim if isinstance(dim, list) else [dim]
+    chosen = [structural(d, "a dim of a reduction") for d in (dim if isinstance(dim, list) else [dim])]
     return sorted(d % rank if rank else 0 for d in chosen) if rank else []
 
 

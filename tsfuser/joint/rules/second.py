@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ...errors import Refusal
 from ..terms import DTYPE_NUMBERS
 
 
@@ -68,6 +69,8 @@ def _wide(value):
 
 def _as(value, like):
     dtype = like.facts.dtype
+    if dtype not in DTYPE_NUMBERS:
+        raise Refusal(f"a norm's gradient in {dtype} is an error in eager")
     if dtype == value.facts.dtype:
         return value
     return value.writer("aten::to", value, DTYPE_NUMBERS[dtype], False, False)

@@ -67,6 +67,10 @@ def slice_(grad, self, dim, start, end, step):
 def narrow(grad, self, dim, start, length):
     if getattr(start, "is_tensor", False):
         start = grad.writer("aten::Int", start)
+    if not isinstance(start, int):  # from the end, where it is negative
+        start = grad.writer("aten::remainder", start, grad.writer("prim::max", self.size(dim), 1))
+    elif start < 0:
+        start = self.size(dim) + start
     return grad.slice_backward(self.sizes, dim, start, start + length, 1)
 
 
