@@ -68,7 +68,7 @@ CASES = {
         "x, p: float",
         "torch.celu(x, p)",
         (leaf(3, 5, dtype=DOUBLE), 1e39),
-        [(2.0,), (float("inf"),), (-1e39,)],
+        [(2.0,), (float("inf"),), (-1e39,), (0.0,)],
     ),
     "addcdiv by a number beyond": (
         "x, y, p: float",
@@ -85,6 +85,12 @@ CASES = {
         "torch.avg_pool1d(x, k, s)",
         (leaf(2, 3, 9), [2], [2]),
         [([3], [1]), ([3], [-1])],
+    ),
+    "one number for two dims": (
+        "x, k: List[int], s: List[int]",
+        "torch._C._nn.avg_pool2d(x, k, s)",
+        (leaf(2, 3, 9), [2], [2]),
+        [([2], [1, 2]), ([1, 2], [2]), ([2], [])],
     ),
     "roll by more than there is": (
         "x, k: int",

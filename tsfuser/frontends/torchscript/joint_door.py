@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ... import _C, knobs, log, options
+from ... import _C, log, options
 from ...errors import Refusal
 from ...graph.effects import Effects, remove_dead_code, secretly_written
 from ...graph.functionalize import functionalize, is_identity
@@ -104,7 +104,7 @@ def _regions(graph: Graph) -> Graph | None:
     ask_sizes(graph)
     effects = Effects(graph)
     _share_attributes(graph, effects, {})
-    return graph if outline(graph, effects, 1 if knobs.single_node_mode() else FEWEST) else None
+    return graph if outline(graph, effects, 1 if options.state.single_node_mode else FEWEST) else None
 
 
 def _share_attributes(block: Graph | Block, effects: Effects, known: dict[tuple[int, str], Value]) -> None:

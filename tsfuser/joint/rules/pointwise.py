@@ -206,6 +206,8 @@ def selu(grad, self):
 @rule("aten::celu")
 def celu(grad, self, alpha):
     alpha = _within(alpha, "float32")
+    if alpha == 0:
+        raise Refusal("celu by 0 is an error in eager")
     return grad.elu_backward(alpha, 1, 1 / alpha, False, self)
 
 

@@ -125,11 +125,15 @@ def bias_or_zero(grad):
     return grad
 
 
-@rule("aten::avg_pool2d", "aten::avg_pool3d")
-def avg_pool(grad, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
-    kind = f"aten::avg_pool{len(structural(kernel_size, 'a window'))}d_backward"
-    args = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return grad.writer(kind, grad, self, *args)
+def _avg_pool(kind):
+    @rule(kind)
+    def write(grad, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
+        args = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return grad.writer(f"{kind}_backward", grad, self, *args)
+
+
+_avg_pool("aten::avg_pool2d")
+_avg_pool("aten::avg_pool3d")
 
 
 @rule("aten::adaptive_avg_pool2d")
