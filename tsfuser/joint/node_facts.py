@@ -6,6 +6,7 @@ Example: `aten::size(%x, %0)` reads no elements, and is free; `aten::t(%x)` give
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -52,7 +53,7 @@ def _copies(node: Node) -> bool:
     if sizes is None or wanted is None:
         return False
     if found[0].reshapes:
-        return not _can_be_viewed(sizes, strides, wanted)
+        return not _can_be_viewed(tuple(sizes), tuple(strides), tuple(wanted))
     if found[0].sizes == "first":
         return any(size != 1 and a != b for size, a, b in zip(sizes, strides, steps))
     return not found[0].is_view and sizes != wanted
@@ -82,7 +83,9 @@ def retypes(node: Node) -> bool:
     return (before.dtype, before.device) != (after.dtype, after.device)
 
 
-def _can_be_viewed(sizes: list[int], strides: list[int], wanted: list[int]) -> bool:
+@lru_cache(maxsize=4096)
+def _can_be_viewed(sizes: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Torch takes .1 ms to say so; networks ask the same of each layer."""
     try:
         torch.empty_strided(sizes, strides, device="meta").view(wanted)
         return True

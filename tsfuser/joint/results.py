@@ -27,6 +27,8 @@ from .terms import Term, Writer
 
 _CLIPPED, _SOFT = "aten::hardtanh_backward", "aten::softplus_backward"
 _LEAKY = "aten::leaky_relu_backward"
+#: The kinds of those.
+DERIVATIVES = (_CLIPPED, _SOFT, _LEAKY)
 _IS_RESULT = 3  # the argument that says what the derivative of a leaky relu reads
 LARGE = 20  # a threshold of softplus above which the derivative is 1, but for 2e-9
 
@@ -35,7 +37,7 @@ def read_results(graph: Graph, is_saved: Callable[[Value, Node], bool]) -> bool:
     """Whether the graph was changed. `is_saved`: whether a result of the forward is saved where the
     derivative, a node, runs."""
     writer, changed = Writer(graph), False
-    for node in nodes_of(graph, (_CLIPPED, _SOFT, _LEAKY)):
+    for node in nodes_of(graph, DERIVATIVES):
         readers = [use.user for use in node.inputsAt(1).uses() if use.offset == 0]
         made = next((reader.output() for reader in readers if _is_of(node, reader)), None)
         if made is None or not is_saved(made, node):

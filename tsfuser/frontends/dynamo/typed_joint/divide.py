@@ -21,11 +21,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ....errors import Refusal
-from ....graph.passes import no_collection, run
-from ....graph.wrapper import LIST, Value, inputs, outputs
+from ....graph.passes import Pass, no_collection, run
+from ....graph.wrapper import LIST, Graph, Value, inputs, nodes_of, outputs
 from ....joint.cut import chosen
 from ....joint.divide import Written
 from ....joint.passes import PASSES, Work
+from ....joint.results import DERIVATIVES
 from ....joint.roles import Roles
 from ....ops import table, without_row
 from ..fx.insert import is_alike
@@ -61,9 +62,8 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     work = Work(
         translated.joint, keep_inputs=True, leave_results=True, filled=partial(_is_filled, translated)
     )
-    steps = [step for step in _STEPS if config.cse or step.name != "merge_equal_ops"]
     with unset_fake_temporarily():  # else torch looks each tensor without memory up
-        run(work, steps)
+        run(work, _steps(translated.joint.graph))
     write_back(translated, joint, work.merged)
     written = [w for w in work.written if _lies_alike(w, translated)]
     values = _saved(translated, varies=any(_is_symbolic(n) for n in joint.graph.find_nodes(op="placeholder")))
@@ -82,6 +82,14 @@ def divide(joint: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.Grap
     keep_unrounded(backward, [made for made, _ in pairs])
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     return partitioners.raise_getitems(forward), partitioners.raise_getitems(backward)
+
+
+def _steps(graph: Graph) -> list[Pass]:
+    """Those that have something to do in the graph. What eager saves matters to `read_results` only."""
+    left = set() if config.cse else {"merge_equal_ops"}
+    if not nodes_of(graph, DERIVATIVES):
+        left |= {"note_eager", "read_results"}
+    return [step for step in _STEPS if step.name not in left]
 
 
 def _is_filled(translated: Translated, value: Value, dim: int) -> bool:
