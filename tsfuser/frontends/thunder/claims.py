@@ -26,7 +26,7 @@ from ...graph.rows import Knowledge, row_of
 from ...graph.wrapper import Graph, Node, is_tensor, outputs
 from ...grouping.support import examine
 from ...planning import interrupts
-from ..dynamo.joint_graph.discontinuous import compared_operands, is_elementwise, selects
+from ..dynamo.fx.compared import compared_operands, is_elementwise, selects
 from ..dynamo.rewrites.simplify import simplify
 from ..dynamo.translation.translate import translate
 from . import dropout

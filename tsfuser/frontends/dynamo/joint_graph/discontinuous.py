@@ -7,17 +7,13 @@ Example, the gradient of `y = exp(x); m = amax(y, [1], True)`: `y` is marked, an
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ....graph import compared
 from ....graph.compared import Step, met_again
-from ....ops import table, without_row
-from ..fx.strides import is_view
+from ..fx.compared import compared_operands, is_elementwise, selects
 
 _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -77,52 +73,3 @@ def _is_again(node: fx.Node) -> bool:
         and not node.meta.get("has_backward_hook", False)
         and all(user.meta.get("ac_graph_id", number) <= number for user in node.users)
     )
-
-
-# ---- facts of nodes
-
-
-def compared_operands(node: fx.Node) -> list[fx.Node]:
-    """The floating operands in which the node jumps."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return []
-    row = _row(node)
-    found = node.meta.get("val")
-    gives_whole_numbers = isinstance(found, torch.Tensor) and not _is_floating(node)
-    if not (gives_whole_numbers or "rounding_mode" in node.kwargs or (row is not None and row.jumps)):
-        return []
-    given = zip(node.target._schema.arguments, node.args)
-    operands = [a for argument, a in given if not argument.name.startswith("grad")]
-    return [a for a in operands if isinstance(a, fx.Node) and _is_floating(a)]
-
-
-def _row(node: fx.Node) -> table.Row | None:
-    name, _, overload = node.target.name().partition(".")
-    return table.find(name, overload)
-
-
-def _is_floating(node: fx.Node) -> bool:
-    found = node.meta.get("val")
-    return isinstance(found, torch.Tensor) and (found.is_floating_point() or found.is_complex())
-
-
-def is_elementwise(node: fx.Node) -> bool:
-    """Whether each element of the result depends on an element of each operand. True also of views."""
-    if node.target is operator.getitem:
-        return is_elementwise(node.args[0])
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    row = _row(node)
-    if row is not None:
-        return compared.is_elementwise(row)
-    return is_view(node) or torch.Tag.pointwise in node.target.tags
-
-
-def selects(node: fx.Node) -> bool:
-    """Whether elements of the result may be elements of an operand."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    row = _row(node)
-    if row is not None:
-        return compared.selects(row)
-    return is_view(node) or node.target.name().partition(".")[0] in without_row.SELECTS
