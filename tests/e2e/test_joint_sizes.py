@@ -97,11 +97,16 @@ from torch import nn
 layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
 model, x = torch.jit.script(nn.Sequential(*layers, nn.LayerNorm(3), nn.Softmax(-1))), torch.rand(2, 3, 4, 4)
 casts = torch.jit.CompilationUnit("def f(x):\\n    return (x.to(torch.float16) * 2).float().sum()\\n").f
+text = "def f(q, k, v):\\n    return torch.softmax((q * 2) @ k.transpose(-1, -2), -1) @ v\\n"
+attention = torch.jit.CompilationUnit(text).f
 w = torch.rand(3, requires_grad=True)
+heads = [torch.rand(2, 4, 5, requires_grad=True) for _ in range(3)]
 with tsfuser.fuser():
     for _ in range(4):
         model(x).sum().backward()
         casts(w).backward()
+        attention(*heads).sum().backward()
+        attention(*(t.detach()[None].requires_grad_() for t in heads)).sum().backward()
 print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

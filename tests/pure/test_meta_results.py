@@ -46,6 +46,15 @@ CALLS = {
         (IMAGE, floats(5)),
         (IMAGE, floats(5, 2)),
     ],
+    "tsfuser::matmul_backward_self": [
+        (floats(2, 5, 7), floats(2, 3, 7), None, None, False),
+        (floats(2, 3, 5, 7), floats(2, 3, 4, 7), [2, 3, 5, 4], floats(2, 3, 4, 5).mT, False),
+        (floats(2, 3, 5, 7), floats(1, 3, 4, 7), [2, 3, 5, 4], None, False),
+    ],
+    "tsfuser::matmul_backward_other": [
+        (floats(2, 5, 3), floats(2, 5, 7), None, floats(2, 7, 3).mT, False),
+        (floats(2, 3, 4, 5).mT, floats(2, 3, 5, 7), [2, 3, 4, 7], None, False),
+    ],
     "aten::convolution": [(IMAGE, KERNELS, None, [1, 1], [1, 0], [1, 1], False, [0, 0], 2)],
     "aten::_convolution": [(IMAGE, KERNELS, W[:4], [2], [1], [1], False, [0], 2, False, False, False, False)],
     "aten::convolution_backward": [

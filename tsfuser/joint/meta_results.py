@@ -138,6 +138,20 @@ def _matmul(self: Tensor, other: Tensor) -> Tensor:
     return self.new_empty([*batch, *rows, *columns])
 
 
+def _product_gradient(left: Tensor, right: Tensor, sizes: list[int] | None, also_batches: bool) -> Any:
+    """Of a product of batches; None where torch has to say: of matrices and vectors, or of another layout."""
+    rank = left.dim() if sizes is None else len(sizes)
+    return _matmul(left, right) if left.dim() == right.dim() == rank > 2 and not also_batches else None
+
+
+def _gradient_of_left(grad: Tensor, other: Tensor, sizes: Any, like: Any, also_batches: bool) -> Any:
+    return _product_gradient(grad, other.mT, sizes, also_batches) if other.dim() > 2 else None
+
+
+def _gradient_of_right(self: Tensor, grad: Tensor, sizes: Any, like: Any, also_batches: bool) -> Any:
+    return _product_gradient(self.mT, grad, sizes, also_batches) if self.dim() > 2 else None
+
+
 def _convolved(input: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any) -> Any:
     """None where torch has to say: of another layout, or padding that has a name."""
     rank = weight.dim() - 2
@@ -254,6 +268,8 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "aten::addmm": lambda self, *given: _matrix_product(*given[:2]),
     "aten::baddbmm": lambda self, *given: _matrix_product(*given[:2]),
     "aten::matmul": _matmul,
+    "tsfuser::matmul_backward_self": _gradient_of_left,
+    "tsfuser::matmul_backward_other": _gradient_of_right,
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
     **{f"aten::conv{rank}d": lambda *given: _convolved(*given[:6]) for rank in (1, 2, 3)},
