@@ -322,6 +322,11 @@ CallFacts::CallFacts(torch::jit::Graph& graph, const std::vector<const Value*>& 
   indices_ = sources.indices();
 }
 
+bool CallFacts::has_sizes() const {
+  return std::any_of(facts_.begin(), facts_.end(),
+                     [](const Fact& fact) { return fact.with_sizes && fact.path.slots.empty(); });
+}
+
 bool CallFacts::read(at::ArrayRef<c10::IValue> arguments, Words& words) const {
   words.clear();
   return std::all_of(facts_.begin(), facts_.end(),

@@ -57,6 +57,8 @@ class CallFacts {
   // Of the inputs, and the attributes of modules, that the values of the graph depend on. All these follow
   // from the facts of a call (static_values.h).
   CallFacts(torch::jit::Graph& graph, const std::vector<const torch::jit::Value*>& values);
+  // Whether sizes or numbers of the call's own arguments are among them: they are others from call to call.
+  bool has_sizes() const;
   // Replaces `words`. False where an argument has no facts: a tensor that is sparse, nested or undefined, or
   // a mask for an index.
   bool read(at::ArrayRef<c10::IValue> arguments, Words& words) const;

@@ -2,6 +2,7 @@
 
 #include "graph/memory.h"
 #include "group/failures.h"
+#include "torchscript/call_facts.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/static_values.h"
 #include "torchscript/joint_program.h"
@@ -70,27 +71,28 @@ bool is_check(Node* branch) {
          });
 }
 
-// The branches that follow from the facts, and are reached by such branches only; outer ones first. No
-// checks where regions are made, which do not end at these: the sizes that they look at would be facts, and
-// each call with others runs the graph as it is.
-void add_branches(Block* block, const StaticValues& values, bool with_checks, std::vector<Node*>& found) {
+// The branches that follow from the facts, and are reached by such branches only; outer ones first.
+// `all_checks`: also those that look at sizes. Where regions are made they are left out: the sizes would be
+// facts, and each call with others runs the graph as it is, for the sake of some regions that would end
+// there.
+void add_branches(Block* block, const StaticValues& values, bool all_checks, std::vector<Node*>& found) {
   for (Node* node : block->nodes()) {
     if (node->kind() == c10::prim::If && !node->hasAttribute(kept()) && values.follows(node->input())) {
-      if (with_checks || !is_check(node)) {
+      if (all_checks || !is_check(node) || !CallFacts(*node->owningGraph(), {node->input()}).has_sizes()) {
         found.push_back(node);
       }
       for (Block* inner : node->blocks()) {
-        add_branches(inner, values, with_checks, found);
+        add_branches(inner, values, all_checks, found);
       }
     }
   }
 }
 
-std::vector<Node*> branches_of(Graph& graph, bool with_checks) {
+std::vector<Node*> branches_of(Graph& graph, bool all_checks) {
   const StaticValues values(graph);
   std::vector<Node*> found;
   if (values.knows_all()) {
-    add_branches(graph.block(), values, with_checks, found);
+    add_branches(graph.block(), values, all_checks, found);
   }
   return found;
 }

@@ -416,6 +416,28 @@ def test_the_first_call_of_a_size_is_fused_where_only_dims_are_counted(device, t
                     f(torch.randn(1, 16, device=device))
 
 
+@pytest.mark.usefixtures("joint_graphs")
+@pytest.mark.parametrize("check", ["h.dim() > 1", "h.size(1) > 1"])
+def test_a_check_parts_no_region(check):
+    """One of dims is settled. One of sizes stays, as each call with others would run the graph as it is; it
+    looks at those of the operand."""
+    text = f"""def f(x):
+    h = torch.exp(x) * x
+    h = torch.sin(h) + h
+    assert {check}, "too few"
+    return torch.cos(h) * h
+"""
+    scripted, eager = script(text), plain(text)
+    with tsfuser.fuser():
+        for rows in (3, 3, 3, 3, 4, 5):
+            x = torch.rand(rows, 4).requires_grad_()
+            torch.testing.assert_close(scripted(x), eager(x))
+    (plan,) = plans_of(scripted.get_debug_state())
+    assert len(_C.joint_graphs(plan.code)) == 1
+    with pytest.raises(Exception, match="too few"), tsfuser.fuser():
+        scripted(torch.rand(3).requires_grad_() if "dim" in check else torch.rand(3, 1).requires_grad_())
+
+
 @pytest.mark.parametrize("text", ["x.squeeze(1)", "x.sum(1).squeeze()", "x[:, : x.size(1)].squeeze(1)"])
 def test_how_many_dims_are_left_may_depend_on_sizes(device, text):
     source = f"""def f(x):
