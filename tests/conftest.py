@@ -43,7 +43,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--joint",
         action="store_true",
-        help="scripted training by joint graphs; left out is kit/autodiff_only.py",
+        help="scripted training and torch.compile by typed joint graphs; left out is kit/autodiff_only.py",
     )
     parser.addoption(
         "--each", type=int, help="run so many cases of each test, spread over them, where tools slow a run"
@@ -175,7 +175,7 @@ def _joint_graphs():
 
     before = _C.use_joint_functions(True)
     try:
-        with options.override(enable={**options.get("enable"), "joint_graph": ""}):
+        with options.override(enable={**options.get("enable"), "joint_graph": "", "typed_joint": ""}):
             yield
     finally:
         _C.use_joint_functions(before)

@@ -58,7 +58,6 @@ DISABLE = {
     "settled_branches": "Scripted functions keep branches that follow from sizes and attributes, and are "
     "fused between them.",
     "recompute": "The backward reads all that autodiff saves, and computes nothing again.",
-    "typed_joint": "What a program compiled by torch.compile saves is chosen by torch's partitioner.",
     **_inert(
         "arch_check compile_to_sass grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "
         "welford_vectorization magic_zero"
@@ -80,8 +79,8 @@ ENABLE = {
     "joint_graph": "Experimental: straight runs of ops in scripted functions and modules are "
     "differentiated by tsfuser's own rules instead of TorchScript's autodiff. What the rules or the cut "
     "cannot take stays as it is.",
-    "typed_joint": "Always on: what a program compiled by torch.compile saves is chosen by the cut of "
-    "`joint_graph`.",
+    "typed_joint": "Experimental: what a program compiled by torch.compile saves is chosen by the cut of "
+    "`joint_graph`, not by torch's. What that cannot take stays as it is.",
     "graph_op_fusion": "Always on: `index_select` and `gather` are fused.",
     **_inert("kernel_profile warn_register_spill"),
 }

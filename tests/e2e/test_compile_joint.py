@@ -1,5 +1,4 @@
-"""torch.compile where the typed joint graph says what is saved, beside where torch's partitioner says it
-(`PYTORCH_NVFUSER_DISABLE=typed_joint`)."""
+"""torch.compile where the typed joint graph says what is saved (`PYTORCH_NVFUSER_ENABLE=typed_joint`)."""
 
 import contextlib
 import copy
@@ -35,22 +34,17 @@ def typed():
 
     divide.divide = watched
     try:
-        yield found
+        with options.override(enable={"typed_joint": ""}):
+            yield found
     finally:
         divide.divide = whole
-
-
-def by_torch():
-    """A context in which torch's partitioner says what is saved."""
-    return options.override(disable={**options.get("disable"), "typed_joint": ""})
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_no_more_is_saved_and_launched(device, program):
     """And results and gradients are the same: on a host bit by bit, as ops and their order are."""
     given = operands(program, device)
-    with by_torch():
-        todays, *before = compiled(program, given)
+    todays, *before = compiled(program, given)
     with typed() as left:
         ours, *after = compiled(program, given)
     assert left == []
@@ -180,8 +174,7 @@ def test_forms_of_which_less_is_saved(form, dtype, dynamic, device):
             torch.compile(FORMS[form], backend="aot_eager", dynamic=True)(*given)
         except RuntimeError:
             pytest.skip("aot_eager raises the same")
-    with by_torch():
-        todays = compiled(FORMS[form], given, dynamic=dynamic)[0]
+    todays = compiled(FORMS[form], given, dynamic=dynamic)[0]
     with typed() as left:
         ours, result, gradients = compiled(FORMS[form], given, dynamic=dynamic)
     assert left == []
@@ -233,7 +226,7 @@ def _trained(name, device):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_save_and_launch_no_more(name, device):
-    with by_torch():
+    with options.override(enable={}):
         launches, saved = _trained(name, device)
     with typed() as left:
         found = _trained(name, device)
@@ -254,8 +247,7 @@ def test_a_norm_of_a_turned_image_is_saved_as_it_lies(device):
                 run(x).sum().backward()
         return rise["launches"]
 
-    with by_torch():
-        before = launches()
+    before = launches()
     with typed() as left:
         assert launches() <= before
     assert left == []
@@ -272,8 +264,7 @@ def test_of_a_softmax_without_gradient_no_result_is_saved(dynamic, device):
     torch.manual_seed(6)
     shapes = (20, 16), (16, 30), (16, 30)
     given = [torch.randn(s, device=device).bfloat16().requires_grad_(k < 2) for k, s in enumerate(shapes)]
-    with by_torch():
-        todays = compiled(distilled, given, dynamic=dynamic)[0]
+    todays = compiled(distilled, given, dynamic=dynamic)[0]
     torch._dynamo.reset()
     saved = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t)
@@ -309,8 +300,7 @@ def twice(x, y):
 def test_equal_ops_are_computed_once(program, dynamic, device):
     torch.manual_seed(4)
     given = [torch.randn(6, 7, device=device, requires_grad=True) for _ in range(2)]
-    with by_torch():
-        todays = compiled(program, given, dynamic=dynamic)[0]
+    todays = compiled(program, given, dynamic=dynamic)[0]
     with typed():
         ours = compiled(program, given, dynamic=dynamic)[0]
     assert sum(ours.ours + ours.torchs) <= sum(todays.ours + todays.torchs)
@@ -445,9 +435,9 @@ def test_the_reason_is_logged(capfd):
     assert "torch chooses what the forward saves: a checkpoint says" in capfd.readouterr().err
 
 
-def test_a_word_leaves_the_choice_to_torch(monkeypatch):
+def test_nothing_changes_without_the_option(monkeypatch):
     monkeypatch.setattr(translate, "translate", None)
     monkeypatch.setattr(divide, "divide", None)
-    with by_torch():
+    with options.override(enable={"joint_graph": ""}):  # which is for scripted programs
         compiled(classify, operands(classify))
         compiled(image, operands(image))

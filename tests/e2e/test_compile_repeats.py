@@ -6,7 +6,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from kit.support import assert_matches
-from tsfuser import options
 from tsfuser.frontends.dynamo import watch
 from tsfuser.frontends.dynamo.joint_graph.repeats import merge_repeats
 
@@ -108,8 +107,7 @@ def test_sizes_are_computed_once():
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_it_is_ours_that_merges(monkeypatch, wanted):
-    """Where torch chooses what is saved, its pass, which imports inductor, does not run; and nothing merges
-    where the user wants that."""
+    """Torch's pass, which imports inductor, does not run; and nothing merges where the user wants that."""
     from torch._functorch import config, partitioners
 
     import tsfuser.frontends.dynamo.joint_graph.partition as ours
@@ -122,8 +120,7 @@ def test_it_is_ours_that_merges(monkeypatch, wanted):
     monkeypatch.setattr(ours, "merge_repeats", lambda joint: calls.append(joint) or merge_repeats(joint))
     torch._dynamo.reset()
     x = X.clone().requires_grad_()
-    by_torch = options.override(disable={**options.get("disable"), "typed_joint": ""})
-    with by_torch, config.patch(cse=wanted):
+    with config.patch(cse=wanted):
         torch.compile(lambda x: (x.sin().exp() + x.sin().tanh()).sum(), backend="tsfuser")(x).backward()
     assert len(calls) == wanted
     assert_close(x.grad, X.cos() * (X.sin().exp() + 1 - X.sin().tanh() ** 2))

@@ -1,6 +1,6 @@
 """Tests that hold for scripted training by TorchScript's autodiff only, each with the reason.
 
-`pytest --joint` runs the others with joint graphs (PYTORCH_NVFUSER_ENABLE=joint_graph).
+`pytest --joint` runs the others with joint graphs (PYTORCH_NVFUSER_ENABLE=joint_graph,typed_joint).
 """
 
 #: By file and test, without parameters; a file alone stands for all its tests.

@@ -6,8 +6,8 @@ any_size.py    tsfuser.compile: torch.compile with one graph for all sizes
 door.py        how torch finds the backend by its name
 compile.py     what torch.compile calls; settings.py: its options; cuda_graphs.py: mode="reduce-overhead"
 tracing/       what AOTAutograd is told before it traces
-joint_graph/   passes over forward and backward together
-typed_joint/   what the forward saves: the same graph as a joint graph of typed ops
+joint_graph/   passes over forward and backward together, and what the forward saves
+typed_joint/   the same as a joint graph of typed ops: an experiment
 program.py     the steps for one graph, forward or backward, and the callable, which torch's interpreter runs:
 rewrites/      cheaper forms of nodes
 translation/   the FX graph as a typed torch._C.Graph

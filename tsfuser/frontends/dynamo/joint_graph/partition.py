@@ -87,7 +87,7 @@ def _cut(
     channels_last(joint, layout, inference=False)
     part_plans(joint)
     norms.drop_running_statistics(joint)
-    if recompute and not options.disabled("typed_joint"):
+    if recompute and options.enabled("typed_joint"):
         kept = Kept(joint)
         try:
             return _by_typed_joint(joint, num_fwd_outputs)

@@ -1,6 +1,6 @@
 """AOTAutograd's joint graph as a joint graph of typed ops, which has the passes of `tsfuser.joint`.
 
-Not where PYTORCH_NVFUSER_DISABLE has `typed_joint`. In the order in which they are used:
+Experimental: where PYTORCH_NVFUSER_ENABLE asks for `typed_joint`. In the order in which they are used:
 
 translate.py   the nodes of FX, and what stands for each
 write_back.py  what the passes have changed, in the FX graph
