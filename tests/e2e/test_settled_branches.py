@@ -393,27 +393,27 @@ class Checked(nn.Module):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_first_call_of_a_size_is_fused_where_only_dims_are_counted(device, training, request):
-    request.getfixturevalue("joint_graphs")
-    module = Checked().to(device).train(training)
+@pytest.mark.usefixtures("joint_graphs")
+def test_the_first_call_of_a_size_is_fused_where_only_dims_are_counted(training):
+    module = Checked().train(training)
     scripted = scripted_anew(copy.deepcopy(module))
     with tsfuser.fuser(), torch.set_grad_enabled(training):
         for size in [(8, 16)] * 4 + [(4, 8, 16)] * 4:
-            compare(scripted, module, torch.randn(size, device=device))
+            compare(scripted, module, torch.randn(size))
         for size in (24, 16), (4, 16, 16), (12, 24, 16), (4, 16):  # each as wide accesses as before
-            x = torch.randn(size, device=device)
+            x = torch.randn(size)
             with counted() as rise:
                 found = scripted(x)
             torch.testing.assert_close(found, module(x))
             assert rise["launches"]
         for size in (9, 16), (4, 7, 16):
-            compare(scripted, module, torch.randn(size, device=device), torch.randn(size, device=device))
+            compare(scripted, module, torch.randn(size), torch.randn(size))
         for f in scripted, module:
             with pytest.raises(Exception, match="five"):
-                f(torch.randn(4, 5, 16, device=device))
+                f(torch.randn(4, 5, 16))
             if training:
                 with pytest.raises(Exception, match="more than 1 value per channel"):
-                    f(torch.randn(1, 16, device=device))
+                    f(torch.randn(1, 16))
 
 
 @pytest.mark.usefixtures("joint_graphs")
