@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kit.compiled_models import MODELS
@@ -441,3 +442,35 @@ def test_nothing_changes_without_the_option(monkeypatch):
     with options.override(enable={"joint_graph": ""}):  # which is for scripted programs
         compiled(classify, operands(classify))
         compiled(image, operands(image))
+
+
+class Residual(nn.Module):
+    """Each layer adds to a sum what a product and a dropout give."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(layers))
+        self.linears = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+
+    def forward(self, x):
+        x = F.dropout(self.first(x), 0.1) + x
+        for norm, linear in zip(self.norms, self.linears):
+            x = x + F.dropout(linear(norm(x)), 0.1)
+        return x.square().sum()
+
+
+def test_sums_that_layers_carry_along_are_saved():
+    """Computed again, each kernel of the backward would read two operands for one."""
+    model, x, saved = Residual(5), torch.randn(5, 8).requires_grad_(), []
+    with (
+        typed() as left,
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
+    ):
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.compile(model, backend="tsfuser")(x)
+    assert left == []
+    sums = [
+        t for t in saved if t.dtype == torch.float32 and t.shape == x.shape and t.data_ptr() != x.data_ptr()
+    ]
+    assert len(sums) >= 4  # but for the first and the last

@@ -26,6 +26,7 @@ again:
   may get an error that eager does not raise: a norm would save its result for its weight alone.)
 - What eager saves of inputs and results counts for nothing: it is in memory anyway. Such results are not
   computed again, so that an error tells the program that has written to them, as in eager.
+- A sum that a residual network carries along, from product to product, is saved (`_carried`).
 - What the forward stores for its backward alone costs a little more than what it stores anyway (`_WRITE`), as
   does a slow function that a host computes again, such as a sigmoid whose result its derivative reads
   (`_SLOW`). Of equal cuts, that is taken which saves later values, so that less is computed again.
@@ -52,6 +53,7 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
 )
+from ..ir.dtypes import DTYPES
 from ..ir.symbols import all_symbols
 from ..ops.table import BOOLEAN, INTEGRAL
 from .divide import Cut, Written, divided
@@ -63,10 +65,6 @@ from .reverse import Joint
 from .roles import Roles
 
 LONGEST = 64  # ops in a row that the backward computes again, at most
-#: For how many ops it counts that such a row goes on where it is joined by what a product gives that comes
-#: later: a sum that a residual network carries along would be computed again from its first term, and all of
-#: it at once, where the backward begins.
-_JOINED = 32
 _ALSO = ("casts", "fills")  # families of rows that may be computed again, besides elementwise ones
 #: What it costs to keep a byte, and what it costs more where the forward stores it for its backward alone.
 _BYTE, _WRITE = 1 << 16, 1 << 11
@@ -133,10 +131,10 @@ class _Values:
         #: Results, and what they are views of.
         self.returned = {root for v in roles.results for root in (v.unique(), *roles.roots(v))}
         self.stored, self.stored_again = self._stored()
+        self.carried = self._carried()
         self.network = Network(2)
         self.ends: dict[int, tuple[int, int]] = {}  # by the numbers of values
         self._depths: dict[int, int] = {}
-        self._ages: dict[int, int] = {}  # the ops that are not fused before a value, in a row
         self._build()
 
     def saved(self) -> set[int] | None:
@@ -185,6 +183,29 @@ class _Values:
                 forward |= made if is_early else set()
         return forward, backward
 
+    def _carried(self) -> set[int]:
+        """The sums that a residual network carries along: each is of one before and of what a product gives
+        that comes later. They are in memory between the products; computed again, each kernel of the backward
+        would read two operands in its place, and the ones before."""
+        ages: dict[int, int] = {}  # the products before a value, in a row
+        made, read = set[int](), set[int]()
+        for node in filter(self.roles.is_early, self.roles.nodes):
+            age = max((ages.get(v.unique(), 0) for v in inputs(node)), default=0)
+            is_product = row_of(node) is None and not self.roles.is_free(node)
+            ages |= {v.unique(): age + is_product for v in outputs(node)}
+            if is_product or self.roles.is_free(node):
+                continue
+            elements = max(map(_elements, filter(is_tensor, outputs(node))), default=0)
+            older = {
+                root
+                for v in filter(is_tensor, inputs(node))
+                if ages.get(v.unique(), age) < age and _elements(v) >= elements
+                for root in self.roles.roots(v)
+            }
+            read |= older
+            made |= {v.unique() for v in outputs(node)} if older else set()
+        return made & read
+
     def _build(self) -> None:
         roles = self.roles
         read = [v for node in roles.nodes if roles.is_late(node) for v in inputs(node)] + roles.gradients
@@ -204,25 +225,19 @@ class _Values:
         operands = [v.unique() for v in inputs(node) if v.unique() in self.ends]
         for number in operands:
             self.network.edge(self.ends[number][1], vertex, UNBOUNDED)
-        depth, age = self._depth_and_age(node, operands)
+        depth = self._depth(node, operands)
         if is_early and (depth > LONGEST or not self._may_be_computed_again(node)):
             self.network.edge(_SOURCE, vertex, UNBOUNDED)
             depth = 0
         elif is_early and _is_slow(node):
             self.network.edge(_SOURCE, vertex, _SLOW * sum(map(bytes_of, outputs(node))))
         for value in outputs(node):
-            self._depths[value.unique()], self._ages[value.unique()] = depth, age
+            self._depths[value.unique()] = depth
             self.network.edge(vertex, self._add(value, is_early), UNBOUNDED)
 
-    def _depth_and_age(self, node: Node, operands: Sequence[int]) -> tuple[int, int]:
-        """How many ops in a row the backward would compute for the node's results, and their age."""
-        ages = {v: self._ages.get(v, 0) for v in operands}
-        age = max(ages.values(), default=0)
-        known = [(depth, ages[v]) for v in operands if (depth := self._depths.get(v))]
-        if self.roles.is_free(node):
-            return max((depth for depth, _ in known), default=0), age
-        depth = max((depth + _JOINED * (its < age) for depth, its in known), default=0)
-        return depth + 1, age + (row_of(node) is None)
+    def _depth(self, node: Node, operands: Sequence[int]) -> int:
+        """How many ops in a row the backward would compute for the node's results."""
+        return max((self._depths.get(v, 0) for v in operands), default=0) + (not self.roles.is_free(node))
 
     def _add(self, value: Value, is_early: bool) -> int:
         start, end = self.network.vertex(), self.network.vertex()
@@ -237,7 +252,8 @@ class _Values:
             return True
         if self._is_for_others(node):
             return False
-        if effect(node) != PURE or any(v.unique() in self.compared | self.kept for v in outputs(node)):
+        never = self.compared | self.kept | self.carried
+        if effect(node) != PURE or any(v.unique() in never for v in outputs(node)):
             return False
         return self._is_cheap(node) and all(v.unique() not in self.stored_again for v in outputs(node))
 
@@ -287,3 +303,7 @@ _SLOW_ONES = frozenset(symbol.name for symbol in all_symbols() if not symbol.che
 _PARAM = "prim::Param"
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType"))
 _WHOLE = frozenset((*BOOLEAN, *INTEGRAL))
+
+
+def _elements(value: Value) -> int:
+    return bytes_of(value) // DTYPES[found].itemsize if (found := facts(value.type()).dtype) in DTYPES else 0
