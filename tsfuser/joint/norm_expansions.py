@@ -54,11 +54,10 @@ def _items(sizes):
         made = [argument(sizes.writer, value) for value in inputs(sizes.value.node())]
     else:
         made = structural(sizes, "the sizes of a norm")
-    for size in made:
-        asked = isinstance(size, Term) and size.value.node().kind() in ("aten::size", "aten::__getitem__")
-        if not (asked or isinstance(size, int) and size >= 0):  # to a view -1 is the size that is left
-            raise Refusal("sizes of a norm that may be negative, which is an error in eager")
-    return made
+    if any(isinstance(size, int) and size < 0 for size in made):
+        raise Refusal("negative sizes of a norm are an error in eager")
+    # To a view -1 is the size that is left, but 0 is an error, as there are elements.
+    return [size if isinstance(size, int) else size.writer("prim::max", size, 0) for size in made]
 
 
 def _checked(input, wanted):
