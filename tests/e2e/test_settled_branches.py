@@ -438,6 +438,29 @@ def test_a_check_parts_no_region(check):
         scripted(torch.rand(3).requires_grad_() if "dim" in check else torch.rand(3, 1).requires_grad_())
 
 
+@pytest.mark.parametrize(
+    "parameters, text, choices",
+    [
+        ("x, how: str", "torch.einsum(how, [x])", ["ij->i", "ij->ji", "ij->"]),
+        ("x, how: List[int]", "torch.tensordot(x, x, dims=(how, how))", [[0], [0, 1], [1]]),
+    ],
+)
+def test_how_many_dims_a_product_has_may_depend_on_more(device, parameters, text, choices):
+    source = f"""def f({parameters}):
+    y = {text}
+    if y.dim() == 1:
+        return torch.exp(y) * 2
+    if y.dim() == 2:
+        return torch.sin(y) + 1
+    return torch.cos(y) * 3
+"""
+    scripted, eager = script(source), plain(source)
+    with tsfuser.fuser(), torch.no_grad():
+        for how in choices * 4:
+            x = torch.rand(3, 3, device=device)
+            torch.testing.assert_close(scripted(x, how), eager(x, how))
+
+
 @pytest.mark.parametrize("text", ["x.squeeze(1)", "x.sum(1).squeeze()", "x[:, : x.size(1)].squeeze(1)"])
 def test_how_many_dims_are_left_may_depend_on_sizes(device, text):
     source = f"""def f(x):
