@@ -53,11 +53,10 @@ from ..graph.wrapper import (
     nodes_in,
     outputs,
 )
-from ..ir.dtypes import DTYPES
 from ..ir.symbols import all_symbols
 from ..ops.table import BOOLEAN, INTEGRAL
 from .divide import Cut, Written, divided
-from .example_types import bytes_of
+from .example_types import bytes_of, elements_of
 from .min_cut import UNBOUNDED, Network
 from .names import is_written
 from .node_facts import viewed
@@ -195,11 +194,11 @@ class _Values:
             ages |= {v.unique(): age + is_product for v in outputs(node)}
             if is_product or self.roles.is_free(node):
                 continue
-            elements = max(map(_elements, filter(is_tensor, outputs(node))), default=0)
+            elements = max(map(elements_of, filter(is_tensor, outputs(node))), default=0)
             older = {
                 root
                 for v in filter(is_tensor, inputs(node))
-                if ages.get(v.unique(), age) < age and _elements(v) >= elements
+                if ages.get(v.unique(), age) < age and elements_of(v) >= elements
                 for root in self.roles.roots(v)
             }
             read |= older
@@ -303,7 +302,3 @@ _SLOW_ONES = frozenset(symbol.name for symbol in all_symbols() if not symbol.che
 _PARAM = "prim::Param"
 _NUMBERS = frozenset(("IntType", "FloatType", "BoolType", "NumberType"))
 _WHOLE = frozenset((*BOOLEAN, *INTEGRAL))
-
-
-def _elements(value: Value) -> int:
-    return bytes_of(value) // DTYPES[found].itemsize if (found := facts(value.type()).dtype) in DTYPES else 0

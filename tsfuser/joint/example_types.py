@@ -65,10 +65,14 @@ def note_types(graph: Graph, numbers: Sequence[Any] = ()) -> None:
 
 def bytes_of(value: Value) -> int:
     """The bytes of a tensor in that call."""
-    dtype, _, rank = facts(value.type())
+    dtype = facts(value.type()).dtype
+    return elements_of(value) * (DTYPES[dtype].itemsize if dtype in DTYPES else 4)
+
+
+def elements_of(value: Value) -> int:
+    """The elements of a tensor in that call."""
     sizes = value.type().sizes()
-    elements = prod(sizes) if sizes is not None else _USUAL ** (rank or 0)
-    return elements * (DTYPES[dtype].itemsize if dtype in DTYPES else 4)
+    return prod(sizes) if sizes is not None else _USUAL ** (facts(value.type()).rank or 0)
 
 
 class _Call:
